@@ -335,6 +335,36 @@ TEST_CASE("Swin's table becomes the bias of a window", "[score][portable]") {
     CHECK(testing::error_of([] { (void)window_bias(tensor_view<const float>(nullptr, {1, 1, 1, 2}, {}), 1, 1); }) != nothing_thrown);
 }
 
+TEST_CASE("Swin's table gets the gradient of its window's bias", "[score][portable]") {
+    for (const auto& [height, width, heads] : {std::array<index_t, 3>{3, 2, 2}, {1, 1, 3}, {4, 5, 1}}) {
+        const auto tokens = height * width;
+        tensor<double> table({1, 1, (2 * height - 1) * (2 * width - 1), heads}), of_bias({1, heads, tokens, tokens}), of_table(table.shape());
+        for (index_t e = 0; e < table.shape().size(); ++e) table.data()[e] = static_cast<double>(e % 7 - 3);
+        for (index_t e = 0; e < of_bias.shape().size(); ++e) of_bias.data()[e] = static_cast<double>(e % 11 - 4);
+        std::fill_n(of_table.data(), of_table.shape().size(), 1e300);
+        window_bias_gradient(of_bias, height, width, of_table);
+        // The bias is linear in each number of the table: its derivative is the bias of a table of that 1 alone. Whole numbers are exact.
+        for (index_t e = 0; e < table.shape().size(); ++e) {
+            tensor<double> one(table.shape());
+            one.data()[e] = 1;
+            const auto derivative = window_bias(one, height, width);
+            double expected = 0;
+            for (index_t p = 0; p < derivative.shape().size(); ++p) expected += derivative.data()[p] * of_bias.data()[p];
+            CHECK(of_table.data()[e] == expected);
+        }
+    }
+    tensor<float> of_bias({1, 2, 6, 6}), of_table({1, 1, 15, 2});
+    const auto refusal = [&](const auto& from, index_t height, index_t width, auto& to) {
+        return testing::error_of([&] { window_bias_gradient(from, height, width, to); });
+    };
+    CHECK(refusal(of_bias, 3, 2, of_table) == nothing_thrown);
+    CHECK(refusal(of_bias, 3, 3, of_table) == "window_bias_gradient: of_table has shape (1, 1, 15, 2), but a window of 3 x 3 needs (1, 1, 5 x 5, heads)");
+    CHECK(refusal(of_table, 3, 2, of_table) == "window_bias_gradient: of_bias has shape (1, 1, 15, 2), but (1, 2, 6, 6) is needed");
+    tensor_view<float> inside(of_bias.data(), of_table.shape(), {30, 30, 2, 1});
+    CHECK(refusal(of_bias, 3, 2, inside) ==
+          "window_bias_gradient: of_table of shape (1, 1, 15, 2) overlaps of_bias of shape (1, 2, 6, 6)");
+}
+
 TEST_CASE("KERPLE's kernels", "[score][portable]") {
     const std::vector<double> r1{0.5, 2, 1}, r2{3, 0.25, 1};
     const kerple_logarithmic logarithmic{r1, r2};

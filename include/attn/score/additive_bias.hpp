@@ -1,6 +1,7 @@
 // A bias tensor, and Swin's relative position table as one.
 #pragma once
 
+#include "../core/output_memory.hpp"
 #include "../core/tensor.hpp"
 #include "score_function.hpp"
 
@@ -83,6 +84,41 @@ struct additive_bias {
 template <StoredTensor B, class... Others>
 additive_bias(const B&, const Others&...) -> additive_bias<detail::computed_t<B>>;
 
+namespace detail {
+
+/// Where the pairs of a window's tokens are in a table of relative positions, (1, 1, (2 height - 1) (2 width - 1), heads).
+template <Scalar T>
+class window_offsets {
+public:
+    /// Throws shape_error unless the table is one of such a window, which a tensor can hold.
+    window_offsets(std::string_view operation, std::string_view argument, const tensor_view<const T>& table, index_t height, index_t width)
+        : heads_(table.shape().channels), height_(height), width_(width) {
+        const auto& s = table.shape();
+        check_view(operation, argument, table);
+        check_shape<T>(operation, "the window", {.tokens = height, .channels = width});
+        const auto across = 2 * width - 1, down = 2 * height - 1;
+        if (height < 1 || width < 1 || s.batch != 1 || s.heads != 1 ||
+            s.tokens != product(std::max<index_t>(down, 0), std::max<index_t>(across, 0)))
+            throw shape_error(operation, argument, "has shape ", s, ", but a window of ", height, " x ", width, " needs (1, 1, ", down,
+                              " x ", across, ", heads)");
+    }
+    shape bias_shape() const { return {1, heads_, height_ * width_, height_ * width_}; }
+    /// Calls f(head, i, j, place in the table) for all pairs of tokens, in order.
+    void for_each(const auto& f) const {
+        for (index_t h = 0; h < heads_; ++h)
+            for (index_t i = 0; i < height_ * width_; ++i)
+                for (index_t j = 0; j < height_ * width_; ++j) {
+                    const auto y = i / width_ - j / width_ + height_ - 1, x = i % width_ - j % width_ + width_ - 1;
+                    f(h, i, j, y * (2 * width_ - 1) + x);
+                }
+    }
+
+private:
+    index_t heads_, height_, width_;
+};
+
+} // namespace detail
+
 /// The bias of a window of height x width tokens, row-major, from a table with a number for each head and relative position:
 ///     bias(0, h, i, j) = table[(y_i - y_j + height - 1) (2 width - 1) + (x_i - x_j + width - 1), h]
 /// of shape (1, heads, height width, height width). table: (1, 1, (2 height - 1) (2 width - 1), heads), any strides: a checkpoint's
@@ -93,23 +129,32 @@ template <TensorLike V>
 [[nodiscard]] tensor<detail::scalar_t<V>> window_bias(const V& table, index_t height, index_t width) {
     using T = detail::scalar_t<V>;
     const tensor_view<const T> from = table;
-    const auto& s = from.shape();
-    detail::check_view("window_bias", "table", from);
-    detail::check_shape<T>("window_bias", "the window", {.tokens = height, .channels = width});
-    const auto across = 2 * width - 1, down = 2 * height - 1;
-    if (height < 1 || width < 1 || s.batch != 1 || s.heads != 1 ||
-        s.tokens != detail::product(std::max<index_t>(down, 0), std::max<index_t>(across, 0)))
-        throw shape_error("window_bias", "table", "has shape ", s, ", but a window of ", height, " x ", width, " needs (1, 1, ", down,
-                          " x ", across, ", heads)");
-    const auto heads = s.channels, tokens = height * width;
-    tensor<T> bias({1, heads, tokens, tokens});
-    for (index_t h = 0; h < heads; ++h)
-        for (index_t i = 0; i < tokens; ++i)
-            for (index_t j = 0; j < tokens; ++j) {
-                const auto y = i / width - j / width + height - 1, x = i % width - j % width + width - 1;
-                bias(0, h, i, j) = from(0, 0, y * across + x, h);
-            }
+    const detail::window_offsets<T> offsets("window_bias", "table", from, height, width);
+    tensor<T> bias(offsets.bias_shape());
+    offsets.for_each([&](index_t h, index_t i, index_t j, index_t place) { bias(0, h, i, j) = from(0, 0, place, h); });
     return bias;
+}
+
+/// The gradient of a loss with respect to the table of a window_bias, from its gradient with respect to the bias, which is that of the
+/// additive_bias (softmax_attention's wanted.score.bias):
+///     of_table[p, h] = sum of of_bias(0, h, i, j) over the pairs i, j whose place in the table is p
+/// in one order, summed in double. Shapes as of window_bias; both may have any strides. Throws shape_error for others, and if what is
+/// written overlaps what is read.
+template <TensorLike B, TensorLike V>
+void window_bias_gradient(const B& of_bias, index_t height, index_t width, V&& of_table) {
+    using T = detail::scalar_t<std::remove_cvref_t<V>>;
+    const tensor_view<const T> from = of_bias;
+    const tensor_view<T> to = of_table;
+    const detail::window_offsets<T> offsets("window_bias_gradient", "of_table", to, height, width);
+    detail::check_view("window_bias_gradient", "of_bias", from);
+    if (from.shape() != offsets.bias_shape())
+        throw shape_error("window_bias_gradient", "of_bias", "has shape ", from.shape(), ", but ", offsets.bias_shape(), " is needed");
+    output_memory("window_bias_gradient", "of_table", to).require_apart("of_bias", from);
+    tensor<double> sums(to.shape());
+    offsets.for_each(
+        [&](index_t h, index_t i, index_t j, index_t place) { sums(0, 0, place, h) += static_cast<double>(from(0, h, i, j)); });
+    for (index_t p = 0; p < to.shape().tokens; ++p)
+        for (index_t h = 0; h < to.shape().channels; ++h) to(0, 0, p, h) = static_cast<T>(sums(0, 0, p, h));
 }
 
 } // namespace attn
