@@ -17,7 +17,6 @@
 
 #include <benchmark/benchmark.h>
 
-
 namespace attn::bench {
 
 namespace {

@@ -8,15 +8,24 @@
 
 namespace attn::testing {
 
+namespace {
+
+constexpr index_t block_channels = 48;
+
+/// A block of four heads, with layer norms.
+transformer_block<layer_norm<float>, multi_head<float>, feed_forward<float>> random_block(parameters& weights) {
+    return {.attention_norm = random_layer_norm(weights, "norm1", block_channels),
+            .attention = random_multi_head<float>(weights, "attention", block_channels, 4, 4, 12, 12),
+            .feed_forward_norm = random_layer_norm(weights, "norm2", block_channels),
+            .feed_forward = random_feed_forward(weights, "mlp", block_channels, 4 * block_channels)};
+}
+
+} // namespace
+
 TEST_CASE("transformer_block: the plain one, on every executor, in place, beside any batch entry", "[layer]") {
     parameters weights;
-    const index_t channels = 48;
-    const transformer_block<layer_norm<float>, multi_head<float>, feed_forward<float>> block{
-        .attention_norm = random_layer_norm(weights, "norm1", channels),
-        .attention = random_multi_head<float>(weights, "attention", channels, 4, 4, 12, 12),
-        .feed_forward_norm = random_layer_norm(weights, "norm2", channels),
-        .feed_forward = random_feed_forward(weights, "mlp", channels, 4 * channels)};
-    const auto x = random_rows<float>({3, 1, 37, channels}, 3);
+    const auto block = random_block(weights);
+    const auto x = random_rows<float>({3, 1, 37, block_channels}, 3);
     const auto exact = plain_block(
         wide(x), plain_layer_norm(block.attention_norm),
         [&](const auto& t) { return plain_multi_head(t, block.attention, plain_softmax()); }, plain_layer_norm(block.feed_forward_norm),
@@ -25,7 +34,7 @@ TEST_CASE("transformer_block: the plain one, on every executor, in place, beside
     check_bits(block, x, false);
 
     // A context is not normalised: keys and values of an encoder.
-    const auto y = random_rows<float>({3, 1, 11, channels}, 4);
+    const auto y = random_rows<float>({3, 1, 11, block_channels}, 4);
     const auto crossed = plain_block(
         wide(x), plain_layer_norm(block.attention_norm),
         [&](const auto& t) { return plain_multi_head(t, wide(y), block.attention, plain_softmax(), [](auto&, index_t) {}); },
@@ -35,14 +44,9 @@ TEST_CASE("transformer_block: the plain one, on every executor, in place, beside
 
 TEST_CASE("transformer_block: BERT's, its norms behind the sums, on every executor, in place, with a context", "[layer]") {
     parameters weights;
-    const index_t channels = 48;
-    const transformer_block<layer_norm<float>, multi_head<float>, feed_forward<float>> block{
-        .attention_norm = random_layer_norm(weights, "norm1", channels),
-        .attention = random_multi_head<float>(weights, "attention", channels, 4, 4, 12, 12),
-        .feed_forward_norm = random_layer_norm(weights, "norm2", channels),
-        .feed_forward = random_feed_forward(weights, "mlp", channels, 4 * channels),
-        .post_norm = true};
-    const auto x = random_rows<float>({3, 1, 37, channels}, 3), y = random_rows<float>({3, 1, 11, channels}, 4);
+    auto block = random_block(weights);
+    block.post_norm = true;
+    const auto x = random_rows<float>({3, 1, 37, block_channels}, 3), y = random_rows<float>({3, 1, 11, block_channels}, 4);
     const auto mlp = [&](const auto& t) { return plain_feed_forward(t, block.feed_forward, plain_gelu); };
     const auto alone = [&](const auto& t) { return plain_multi_head(t, block.attention, plain_softmax()); };
     const auto crossed = [&](const auto& t) { return plain_multi_head(t, wide(y), block.attention, plain_softmax(), [](auto&, index_t) {}); };

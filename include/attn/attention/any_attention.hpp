@@ -80,7 +80,7 @@ private:
         shape output_shape(const input_shapes& s) const override { return op.output_shape(s); }
         shape log_sum_exp_shape(const input_shapes& s) const override {
             if constexpr (A::traits.has_log_sum_exp) return attn::log_sum_exp_shape(op, s);
-            else throw argument_error(A::name, "log_sum_exp", "is asked for, but without a softmax there is none");
+            else detail::refuse_log_sum_exp(A::name);
         }
         std::size_t workspace_bytes(const input_shapes& s, index_t concurrency) const override {
             return detail::workspace_bytes_for<T>(op, s, concurrency);

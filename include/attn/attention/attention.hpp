@@ -110,6 +110,10 @@ std::size_t least_workspace_bytes(const A& op, const input_shapes& shapes, const
 
 namespace detail {
 
+/// Throws argument_error about the log_sum_exp of an operator that has none.
+[[noreturn, gnu::cold]] inline void refuse_log_sum_exp(std::string_view operation) {
+    throw argument_error(operation, "log_sum_exp", "is asked for, but without a softmax there is none");
+}
 /// Throws attention_error unless the outputs have the shapes of the results, and can be written while the inputs, and what the operator
 /// refers to, are read.
 template <Attention A, Scalar T>
@@ -118,8 +122,7 @@ void check_outputs(const A& op, const inputs<T>& in, const outputs<T>& out) {
     check_output(A::name, "out", out.values, op.output_shape(shapes), in);
     op.check_apart(output_memory(A::name, "out", out.values));
     if (!out.log_sum_exp.data()) return;
-    if constexpr (!A::traits.has_log_sum_exp)
-        throw argument_error(A::name, "log_sum_exp", "is asked for, but without a softmax there is none");
+    if constexpr (!A::traits.has_log_sum_exp) refuse_log_sum_exp(A::name);
     check_output(A::name, "log_sum_exp", out.log_sum_exp, log_sum_exp_shape(op, shapes), in);
     op.check_apart(output_memory(A::name, "log_sum_exp", out.log_sum_exp));
     if (overlap(out.log_sum_exp, out.values)) throw shape_error(A::name, "log_sum_exp", "overlaps out");

@@ -20,10 +20,6 @@ concept NamedTensors = std::same_as<std::remove_const_t<P>, parameters>;
 template <std::size_t count>
 using linear_names = std::array<const char*, count>;
 
-/// The linear `name` of a layer is there.
-inline bool has_linear(const parameters& weights, const std::string& name) {
-    return weights.contains(name + ".weight") || weights.contains(name + "_weight");
-}
 /// The one of several sets of names of which a layer has the first. Throws parameter_error if it is none, or more.
 template <std::size_t count>
 linear_names<count> names_in(const parameters& weights, const std::string& prefix, std::span<const linear_names<count>> known) {
@@ -31,7 +27,7 @@ linear_names<count> names_in(const parameters& weights, const std::string& prefi
     std::string all;
     for (const auto& names : known) {
         all += (all.empty() ? "" : ", ") + std::string(names[0]);
-        if (!has_linear(weights, prefix + names[0])) continue;
+        if (!weights.contains_linear(prefix + names[0])) continue;
         if (found) parameters::refuse(prefix + names[0] + ".weight", "is there beside \"", prefix, (*found)[0], "\": which one is meant?");
         found = &names;
     }
@@ -107,7 +103,7 @@ template <Scalar T, Activation F = gelu, detail::NamedTensors P>
     const auto name = detail::names_in<3>(weights, prefix, known);
     const auto linear_of = [&](const char* own) { return weights.template get_linear<T>(prefix + own); };
     feed_forward<T, F> layer{.up = linear_of(name[0]), .down = linear_of(name[1]), .activation = activation};
-    if (name[2][0] != '\0' && detail::has_linear(weights, prefix + name[2])) layer.gate = linear_of(name[2]);
+    if (name[2][0] != '\0' && weights.contains_linear(prefix + name[2])) layer.gate = linear_of(name[2]);
     return layer;
 }
 

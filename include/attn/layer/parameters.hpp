@@ -124,6 +124,8 @@ public:
 
     /// Whether there is a tensor of that name.
     bool contains(const std::string& name) const { return entries_.contains(name); }
+    /// Whether there is the weight of a linear of that name, as get_linear finds it.
+    bool contains_linear(const std::string& name) const { return contains(name + ".weight") || contains(name + "_weight"); }
     /// The extents of a tensor.
     const extents& size(const std::string& name) const { return find(entries_, name).size; }
     /// Whether the tensor was added as double.
@@ -215,7 +217,7 @@ private:
     }
     template <Scalar T>
     static linear<T> linear_of(auto& self, const std::string& name, index_t outputs, index_t inputs) {
-        const std::string end = self.contains(name + "_weight") && !self.contains(name + ".weight") ? "_" : ".";
+        const std::string end = self.contains_linear(name) && !self.contains(name + ".weight") ? "_" : ".";
         const auto weight = name + end + "weight", bias = name + end + "bias";
         const auto size = find(self.entries_, weight).size;
         const auto needed = [](index_t extent) { return extent == as_stored ? std::string("any") : std::to_string(extent); };
