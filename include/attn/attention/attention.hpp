@@ -112,7 +112,7 @@ namespace detail {
 
 /// Throws argument_error about the log_sum_exp of an operator that has none.
 [[noreturn, gnu::cold]] inline void refuse_log_sum_exp(std::string_view operation) {
-    throw argument_error(operation, "log_sum_exp", "is asked for, but without a softmax there is none");
+    detail::raise(argument_error(operation, "log_sum_exp", "is asked for, but without a softmax there is none"));
 }
 /// Throws attention_error unless the outputs have the shapes of the results, and can be written while the inputs, and what the operator
 /// refers to, are read.
@@ -125,7 +125,7 @@ void check_outputs(const A& op, const inputs<T>& in, const outputs<T>& out) {
     if constexpr (!A::traits.has_log_sum_exp) refuse_log_sum_exp(A::name);
     check_output(A::name, "log_sum_exp", out.log_sum_exp, log_sum_exp_shape(op, shapes), in);
     op.check_apart(output_memory(A::name, "log_sum_exp", out.log_sum_exp));
-    if (overlap(out.log_sum_exp, out.values)) throw shape_error(A::name, "log_sum_exp", "overlaps out");
+    if (overlap(out.log_sum_exp, out.values)) detail::raise(shape_error(A::name, "log_sum_exp", "overlaps out"));
 }
 
 /// Computes, if there is anything to write. Everything has been checked.

@@ -50,7 +50,7 @@ void check_read_by_gradient(std::string_view operation, const saved_outputs<T>& 
     check("d_out.values", d_out.values, values);
     if (rows) check("saved.log_sum_exp", saved.log_sum_exp, *rows);
     if (!d_out.log_sum_exp.data()) return;
-    if (!rows) throw argument_error(operation, "d_out.log_sum_exp", "is given, but without a softmax there is none");
+    if (!rows) detail::raise(argument_error(operation, "d_out.log_sum_exp", "is given, but without a softmax there is none"));
     check("d_out.log_sum_exp", d_out.log_sum_exp, *rows);
 }
 
@@ -61,8 +61,8 @@ void check_backward(const A& op, const inputs<T>& in, const saved_outputs<T>& sa
     const auto shapes = shapes_of(in);
     const auto require_wide = [&](std::string_view argument, const stored_view<const T>& view) {
         if (view.is_narrow())
-            throw argument_error(A::name, argument, "of shape ", view.shape(),
-                                 " is stored in 16 bits: gradients are computed of numbers that are not");
+            detail::raise(argument_error(A::name, argument, "of shape ", view.shape(),
+                                         " is stored in 16 bits: gradients are computed of numbers that are not"));
     };
     require_wide("q", in.queries);
     require_wide("k", in.keys);

@@ -32,13 +32,13 @@ void check_causal_backward(const causal_convolution<T, F>& op, const tensor_view
                            const attn::causal_convolution_gradients<T>& wanted) {
     op.check(x);
     if (op.first_state.is_narrow())
-        throw argument_error(op.name, "first_state", "is stored in 16 bits: gradients are computed of numbers that are not");
+        detail::raise(argument_error(op.name, "first_state", "is stored in 16 bits: gradients are computed of numbers that are not"));
     check_view(op.name, "d_out", d_out);
     if (d_out.shape() != x.shape()) refuse_result(op.name, "d_out", d_out.shape(), x.shape());
     const auto states = op.state_shape(x.shape());
     check_optional(op.name, "wanted.d_last_state", wanted.d_last_state, states);
     if (!wanted.bias.empty() && op.bias.empty())
-        throw argument_error(op.name, "wanted.bias", "is asked for, but the convolution has no bias");
+        detail::raise(argument_error(op.name, "wanted.bias", "is asked for, but the convolution has no bias"));
     const auto for_each = [&](const auto& visit) {
         visit("wanted.x", wanted.x, x.shape());
         visit("wanted.weights", wanted.weights, op.weights.shape());

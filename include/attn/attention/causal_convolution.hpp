@@ -41,11 +41,11 @@ struct causal_convolution {
         detail::check_view(name, "x", of_x);
         detail::check_view(name, "weights", weights);
         if (w.batch != 1 || w.heads != detail::product(x.heads, x.channels) || w.tokens != 1)
-            throw shape_error(name, "weights", "has shape ", w, ", but (1, heads channels, 1, taps) is needed for x of shape ", x);
+            detail::raise(shape_error(name, "weights", "has shape ", w, ", but (1, heads channels, 1, taps) is needed for x of shape ", x));
         if (taps() < 2 || taps() > kernel::causal_taps<T>::most_taps)
-            throw shape_error(name, "weights", "has shape ", w, ", but 2 to 8 taps are needed");
+            detail::raise(shape_error(name, "weights", "has shape ", w, ", but 2 to 8 taps are needed"));
         if (!bias.empty() && std::ssize(bias) != w.heads)
-            throw shape_error(name, "bias", "has ", bias.size(), " entries, but x has shape ", x);
+            detail::raise(shape_error(name, "bias", "has ", bias.size(), " entries, but x has shape ", x));
         const auto states = state_shape({sequences, x.heads, x.tokens, x.channels});
         detail::check_optional(name, "first_state", first_state, states);
         detail::check_optional(name, "last_state", last_state, states);

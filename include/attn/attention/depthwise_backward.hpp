@@ -15,7 +15,8 @@ void check_depthwise_backward(const depthwise_convolution<T>& op, const tensor_v
     constexpr auto name = depthwise_convolution<T>::name;
     check_convolved(name, x, "d_out", d_out);
     op.check(name, x.shape(), d_out.shape());
-    if (!wanted.bias.empty() && op.bias.empty()) throw argument_error(name, "wanted.bias", "is asked for, but the convolution has no bias");
+    if (!wanted.bias.empty() && op.bias.empty())
+        detail::raise(argument_error(name, "wanted.bias", "is asked for, but the convolution has no bias"));
     const auto for_each = [&](const auto& visit) {
         visit("wanted.input", wanted.input, x.shape());
         visit("wanted.weights", wanted.weights, op.weights.shape());

@@ -34,20 +34,20 @@ struct depthwise_convolution {
     void check(std::string_view operation, const shape& x, const shape& out) const {
         const auto w = kernels(x.channels).shape();
         const auto refuse = [&](const auto&... problem) {
-            throw shape_error(operation, "weights", "has shape ", weights.shape(), problem...);
+            detail::raise(shape_error(operation, "weights", "has shape ", weights.shape(), problem...));
         };
         attn::detail::check_view(operation, "weights", weights);
-        if (weights.strides() == strides{} && w.size() > 1) throw shape_error(operation, "weights", "has no strides");
+        if (weights.strides() == strides{} && w.size() > 1) detail::raise(shape_error(operation, "weights", "has no strides"));
         if (w.heads != x.channels || (w.batch != 1 && w.batch != out.heads)) refuse(", but x has ", x, " for ", out.heads, " heads");
         if (w.tokens < 1 || w.channels < 1 || (!causal && (w.tokens % 2 == 0 || w.channels % 2 == 0)))
             refuse(", but a kernel has an odd height and width");
         if (std::ssize(bias) != 0 && std::ssize(bias) != x.channels && std::ssize(bias) != out.heads * x.channels)
-            throw shape_error(operation, "bias", "has ", bias.size(), " entries, but x has shape ", x);
+            detail::raise(shape_error(operation, "bias", "has ", bias.size(), " entries, but x has shape ", x));
         if (causal && (height > 1 || w.tokens != 1)) refuse(", but a causal convolution is one of sequences: of one row");
         if (std::max({w.tokens, w.channels, height, width}) > max_size) refuse(" for a grid of ", height, " x ", width, ": more than 2^40");
         const bool fits = height == 0 ? width == 0 : width == 0 ? x.tokens == 0 : x.tokens % width == 0 && x.tokens / width == height;
         if (height < 0 || width < 0 || !fits)
-            throw shape_error(operation, "height", "and width are ", height, " and ", width, ", but x has shape ", x);
+            detail::raise(shape_error(operation, "height", "and width are ", height, " and ", width, ", but x has shape ", x));
     }
     void check_apart(const output_memory& out) const {
         out.require_apart("the convolution's weights", weights);

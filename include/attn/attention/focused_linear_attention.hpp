@@ -43,9 +43,9 @@ struct focused_linear_attention {
             "attn: focused linear attention divides by the number of keys, the same for every query: its patterns are dense and lengths");
         local<T>(*this).check(name, in, pattern);
         const auto &q = in.queries.shape(), &k = in.keys.shape();
-        if (power < 1) throw argument_error(name, "power", "is ", power, ", but must be at least 1");
+        if (power < 1) detail::raise(argument_error(name, "power", "is ", power, ", but must be at least 1"));
         if (!scale.empty() && std::ssize(scale) != q.channels && (std::ssize(scale) != q.heads * q.channels || k.heads != q.heads))
-            throw argument_error(name, "scale", "has ", scale.size(), " entries, but q has shape ", q, " and k ", k);
+            detail::raise(argument_error(name, "scale", "has ", scale.size(), " entries, but q has shape ", q, " and k ", k));
     }
     void check_apart(const output_memory& out) const {
         out.require_apart("scale", scale);

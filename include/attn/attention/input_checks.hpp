@@ -11,8 +11,8 @@ namespace detail {
 /// Throws shape_error: "softmax_attention: k has shape (1, 2, 9, 63), but q has (1, 2, 9, 64): channels differ".
 [[noreturn, gnu::cold]] inline void refuse(std::string_view operation, std::string_view argument, const shape& has, std::string_view other,
                                            const shape& other_has, std::string_view problem) {
-    throw shape_error(operation, argument,
-                      joined({"has shape ", to_string(has), ", but ", other, " has ", to_string(other_has), ": ", problem}));
+    detail::raise(shape_error(operation, argument,
+                              joined({"has shape ", to_string(has), ", but ", other, " has ", to_string(other_has), ": ", problem})));
 }
 
 /// Throws shape_error if the memory that a call writes overlaps its inputs.
@@ -41,14 +41,16 @@ void check_tensors(std::string_view operation, const inputs<T>& in) {
     check_view(operation, "q", in.queries);
     check_view(operation, "k", in.keys);
     check_view(operation, "v", in.values);
-    if (q.channels == 0) throw shape_error(operation, "q", joined({"has shape ", to_string(q), ": a score needs at least one channel"}));
+    if (q.channels == 0)
+        detail::raise(shape_error(operation, "q", joined({"has shape ", to_string(q), ": a score needs at least one channel"})));
     if (k.batch != q.batch) refuse(operation, "k", k, "q", q, "the batches differ");
     if (v.batch != q.batch) refuse(operation, "v", v, "q", q, "the batches differ");
     if (k.channels != q.channels) refuse(operation, "k", k, "q", q, "the channels differ");
     if (v.tokens != k.tokens) refuse(operation, "v", v, "k", k, "the tokens differ");
     const auto check_each = [&](std::string_view name, const per_batch& p, index_t rows) {
         if (!p.fits(q.batch))
-            throw shape_error(operation, name, joined({"has ", std::to_string(p.count()), " entries, but q has shape ", to_string(q)}));
+            detail::raise(
+                shape_error(operation, name, joined({"has ", std::to_string(p.count()), " entries, but q has shape ", to_string(q)})));
         for (index_t b = 0; b < std::max<index_t>(1, p.count()); ++b) check_positions(operation, name, p[b], rows);
     };
     check_each("positions.first_query", in.positions.first_query, q.tokens);
@@ -79,7 +81,7 @@ void check_pattern(std::string_view operation, const Pattern auto& pattern, cons
     check_shape<float>(operation, "q", s.queries);
     check_shape<float>(operation, "k", s.keys);
     if (!where.first_query.fits(s.queries.batch) || !where.first_key.fits(s.queries.batch))
-        throw shape_error(operation, "positions", "are of another batch than q of shape " + to_string(s.queries));
+        detail::raise(shape_error(operation, "positions", "are of another batch than q of shape " + to_string(s.queries)));
     attn::check(pattern, pattern_context_of(operation, where, s, heads));
 }
 

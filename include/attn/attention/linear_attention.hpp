@@ -42,7 +42,7 @@ struct linear_attention {
         detail::check_linear_attention(name, in, pattern, eps);
         detail::check_number<T>(name, "scale", scale);
         if constexpr (requires { feature_map.check(name, index_t{}); }) feature_map.check(name, in.keys.shape().channels);
-        if (normalise && scale != 1) throw argument_error(name, "scale", "is for sums that are not normalised");
+        if (normalise && scale != 1) detail::raise(argument_error(name, "scale", "is for sums that are not normalised"));
     }
     void check_apart(const output_memory& out) const {
         attn::check_apart(pattern, out);

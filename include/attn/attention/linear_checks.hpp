@@ -24,7 +24,7 @@ void check_linear_attention(std::string_view operation, const inputs<T>& in, con
     static_assert(BeginningsPattern<P>, "attn: linear attention sums keys from the first on: its patterns are dense, causal, lengths, "
                                         "prefix, and what & and | make of them");
     if (!(eps >= 0 && std::isfinite(static_cast<T>(eps))))
-        throw argument_error(operation, "eps", "is ", eps, ", but must be at least 0 and finite");
+        detail::raise(argument_error(operation, "eps", "is ", eps, ", but must be at least 0 and finite"));
     attn::check(pattern, pattern_context_of(operation, in.positions, shapes_of(in), in.queries.shape().heads));
 }
 
@@ -79,7 +79,7 @@ struct local_arguments {
             refuse(operation, "v", v, "q", q, "the convolution adds tokens of v to tokens of q (convolution_input may be another tensor)");
         }
         if (follows_queries<decltype(at(std::declval<const P&>(), index_t{}, index_t{}))> && !convolution.causal)
-            throw argument_error(operation, "convolution", "is not causal, but the pattern is");
+            detail::raise(argument_error(operation, "convolution", "is not causal, but the pattern is"));
         convolution.check(operation, x, {q.batch, q.heads, q.tokens, v.channels});
     }
     void check_apart(const output_memory& out) const {

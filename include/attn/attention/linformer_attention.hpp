@@ -23,15 +23,15 @@ template <Scalar T, class P, class G>
 void check_projection_gradients(std::string_view operation, std::string_view member, const P& projection, const G& wanted,
                                 const auto& check) {
     static_assert(DifferentiableProjection<P, T>, "attn: a projection has no gradient of such tokens (see attn::DifferentiableProjection)");
-    kernel::for_each_gradient(projection, wanted,
-                              [&](std::string_view own, const tensor_view<T>& view, const tensor_view<const T>& parameter) {
-                                  const nested_name argument(member, own);
-                                  if (view.data() && !parameter.data())
-                                      throw argument_error(operation, argument, "is asked for, but there is no such parameter");
-                                  check(argument, view, parameter.shape());
-                                  if (view.data() && view.shape().channels > 1 && view.strides().channels != 1)
-                                      throw shape_error(operation, argument, "of shape ", view.shape(), " needs contiguous channels");
-                              });
+    kernel::for_each_gradient(
+        projection, wanted, [&](std::string_view own, const tensor_view<T>& view, const tensor_view<const T>& parameter) {
+            const nested_name argument(member, own);
+            if (view.data() && !parameter.data())
+                detail::raise(argument_error(operation, argument, "is asked for, but there is no such parameter"));
+            check(argument, view, parameter.shape());
+            if (view.data() && view.shape().channels > 1 && view.strides().channels != 1)
+                detail::raise(shape_error(operation, argument, "of shape ", view.shape(), " needs contiguous channels"));
+        });
 }
 
 } // namespace detail
@@ -83,7 +83,7 @@ struct linformer_attention {
             const auto keys = key_projection.size(h, k.tokens), values = for_values().size(h, k.tokens);
             detail::check_shape<T>(name, "key_projection", {k.batch, k.heads, keys, std::max(k.channels, v.channels)});
             if (keys != values)
-                throw shape_error(name, "value_projection", "gives head ", h, " ", values, " rows, but key_projection ", keys);
+                detail::raise(shape_error(name, "value_projection", "gives head ", h, " ", values, " rows, but key_projection ", keys));
         }
         attn::check(pattern, detail::pattern_context_of(name, in.positions, shapes_of(in), q.heads));
         if (q.tokens == 0 || k.tokens == 0) return; // there is no pair to be shown or hidden
@@ -154,7 +154,7 @@ private:
         const auto &q = in.queries.shape(), &k = in.keys.shape();
         const query_tile queries{in.positions.first_query[batch], q.tokens, 1};
         const auto refuse = [&](index_t key, const char* problem) {
-            throw argument_error(name, "pattern", "shows key ", key, " of batch entry ", batch, " to some ", problem);
+            detail::raise(argument_error(name, "pattern", "shows key ", key, " of batch entry ", batch, " to some ", problem));
         };
         const auto for_each_key_run = [&](const auto& own, auto&& f) {
             for_each_run(own, queries, in.positions.first_key[batch], k.tokens, 1, f);

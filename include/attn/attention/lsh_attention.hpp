@@ -44,15 +44,15 @@ struct lsh_attention {
         check_inputs(name, in);
         const auto &q = in.queries, &k = in.keys;
         if (k.shape() != q.shape() || k.data() != q.data() || k.strides() != q.strides() || k.format() != q.format())
-            throw shape_error(name, "k", "of shape ", k.shape(), " must be the same view as q of shape ", q.shape(),
-                              ": a token's key is its query over its length");
+            detail::raise(shape_error(name, "k", "of shape ", k.shape(), " must be the same view as q of shape ", q.shape(),
+                                      ": a token's key is its query over its length"));
         const auto& where = in.positions;
         const bool shared = where.first_query.shared() && where.first_key.shared();
         for (index_t b = 0; b < (shared ? std::min<index_t>(q.shape().batch, 1) : q.shape().batch); ++b)
             if (where.first_query[b] != where.first_key[b])
-                throw argument_error(name, "positions", "of queries and keys differ, which are the same tokens");
+                detail::raise(argument_error(name, "positions", "of queries and keys differ, which are the same tokens"));
         detail::check_rotations(name, rotations, q.shape());
-        if (chunk && *chunk < 1) throw argument_error(name, "chunk", "is ", *chunk, ", but 1 at least is needed");
+        if (chunk && *chunk < 1) detail::raise(argument_error(name, "chunk", "is ", *chunk, ", but 1 at least is needed"));
         if (scale) detail::check_number<S>(name, "scale", *scale);
     }
     void check_apart(const output_memory& out) const { out.require_apart("rotations", rotations); }
@@ -85,7 +85,7 @@ struct lsh_attention {
     template <Scalar S>
     void check_gradients(const inputs<S>&, const gradients<S>& wanted, const auto&) const {
         if (wanted.keys.data())
-            throw argument_error(name, "wanted.keys", "is asked for, but keys are q: wanted.queries has all of its gradient");
+            detail::raise(argument_error(name, "wanted.keys", "is asked for, but keys are q: wanted.queries has all of its gradient"));
     }
     template <Scalar S>
     std::size_t backward_workspace_bytes(const input_shapes& s, index_t concurrency) const {

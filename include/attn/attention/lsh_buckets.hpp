@@ -15,8 +15,8 @@ void check_rotations(std::string_view operation, const tensor_view<const T>& rot
     check_view(operation, "rotations", rotations);
     const auto& r = rotations.shape();
     if (r.batch < 1 || (r.heads != 1 && r.heads != tokens.heads) || r.tokens != tokens.channels || r.channels < 1)
-        throw shape_error(operation, "rotations", "have shape ", r, ", but tokens of shape ", tokens,
-                          " need (rounds, heads or 1, channels of a token, buckets / 2)");
+        detail::raise(shape_error(operation, "rotations", "have shape ", r, ", but tokens of shape ", tokens,
+                                  " need (rounds, heads or 1, channels of a token, buckets / 2)"));
 }
 
 } // namespace detail

@@ -21,14 +21,14 @@ void merge(const outputs<T>& into, const outputs<T>& from, const detail::call_ex
     detail::check_view(name, "from", from.values);
     if (from.values.shape() != s) detail::refuse(name, "from", from.values.shape(), "into", s, "the shapes differ");
     if (into.log_sum_exp.shape() != rows || from.log_sum_exp.shape() != rows)
-        throw shape_error(name, "log_sum_exp", "has shapes ", into.log_sum_exp.shape(), " and ", from.log_sum_exp.shape(),
-                          ", but both must have ", rows);
+        detail::raise(shape_error(name, "log_sum_exp", "has shapes ", into.log_sum_exp.shape(), " and ", from.log_sum_exp.shape(),
+                                  ", but both must have ", rows));
     detail::check_view(name, "into.log_sum_exp", into.log_sum_exp);
     detail::check_view(name, "from.log_sum_exp", from.log_sum_exp);
     const auto &into_log = into.log_sum_exp, &from_log = from.log_sum_exp;
     if (overlap(into.values, from.values) || overlap(into_log, from_log) || overlap(into.values, from_log) ||
         overlap(into_log, from.values) || overlap(into.values, into_log))
-        throw shape_error(name, "into", "overlaps from");
+        detail::raise(shape_error(name, "into", "overlaps from"));
     detail::check_writable(name, "into", into.values);
     detail::check_writable(name, "into", into_log);
     constexpr index_t rows_of_a_task = 64;

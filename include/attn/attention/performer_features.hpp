@@ -33,7 +33,8 @@ struct performer_features {
         const auto& s = directions.shape();
         detail::check_view(operation, "feature_map.directions", directions);
         if (s.batch != 1 || s.heads != 1 || s.tokens < 1 || s.channels != channels)
-            throw shape_error(operation, "feature_map.directions", "have shape ", s, ", but (1, 1, features, ", channels, ") is needed");
+            detail::raise(
+                shape_error(operation, "feature_map.directions", "have shape ", s, ", but (1, 1, features, ", channels, ") is needed"));
     }
     void check_apart(const output_memory& out) const { out.require_apart("feature_map.directions", directions); }
 

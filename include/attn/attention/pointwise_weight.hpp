@@ -79,7 +79,7 @@ struct relu_over {
     }
     void check(std::string_view operation) const {
         if (!(keys >= 1 && keys <= 1e37))
-            throw argument_error(operation, "weight.keys", "is ", detail::text_of(keys), ", which is no number of keys");
+            detail::raise(argument_error(operation, "weight.keys", "is ", detail::text_of(keys), ", which is no number of keys"));
     }
 };
 

@@ -48,7 +48,7 @@ void project(const P& projection, const X& from, const tensor_view<detail::scala
     projection.check_apart(memory_of_out);
     check_apart(pattern, memory_of_out);
     if (out.strides().channels != 1 && out.shape().channels > 1)
-        throw shape_error(name, "out", "of shape ", out.shape(), " needs contiguous channels");
+        detail::raise(shape_error(name, "out", "of shape ", out.shape(), " needs contiguous channels"));
     attn::check(pattern, pattern_context{.operation = name, .batch = s.batch, .heads = s.heads, .end_query = 1, .end_key = s.tokens});
     const auto needed = workspace_bytes<T>(projection, s, run);
     run.reserve(name, "x", s, needed);

@@ -199,8 +199,8 @@ struct projection_per_head {
     void for_each_gradient(const gradients<T>& wanted, const auto& f) const {
         if (wanted.each.empty()) return;
         if (wanted.each.size() != each.size())
-            throw shape_error("projection_per_head", "wanted.each", "has ", wanted.each.size(), " entries, but there are ", each.size(),
-                              " projections");
+            detail::raise(shape_error("projection_per_head", "wanted.each", "has ", wanted.each.size(), " entries, but there are ",
+                                      each.size(), " projections"));
         if constexpr (!std::same_as<typename P::template gradients<T>, no_gradients>)
             for (std::size_t h = 0; h < each.size(); ++h) each[h].for_each_gradient(wanted.each[h], f);
     }
@@ -232,7 +232,7 @@ struct projection_per_head {
 private:
     const P& of(index_t head) const {
         if (head >= std::ssize(each)) [[unlikely]] // sizes are asked for before anything is checked
-            throw shape_error("projection_per_head", "each", "has ", each.size(), " projections, none for head ", head);
+            detail::raise(shape_error("projection_per_head", "each", "has ", each.size(), " projections, none for head ", head));
         return each[static_cast<std::size_t>(head)];
     }
 };

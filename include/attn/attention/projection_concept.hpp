@@ -15,7 +15,7 @@ struct projection_context {
     index_t heads, tokens, channels;
 
     /// Throws shape_error with a problem of the argument.
-    [[noreturn]] void refuse(const auto&... problem) const { throw shape_error(operation, argument, problem...); }
+    [[noreturn]] void refuse(const auto&... problem) const { detail::raise(shape_error(operation, argument, problem...)); }
     /// Throws shape_error unless a parameter's heads are 1, shared by all, or as many as the tokens have.
     void require_heads(std::string_view parameter, const shape& s) const {
         if (s.heads != 1 && s.heads != heads) refuse(parameter, " has shape ", s, ", but there are ", heads, " heads of keys and values");

@@ -36,7 +36,9 @@ inline void check_starts(std::string_view operation, std::string_view argument, 
                          const auto& tokens) {
     check_view(operation, of, tokens);
     const auto& x = tokens.shape();
-    const auto refuse = [&](const auto&... problem) { throw shape_error(operation, argument, problem..., ", for tokens of shape ", x); };
+    const auto refuse = [&](const auto&... problem) {
+        detail::raise(shape_error(operation, argument, problem..., ", for tokens of shape ", x));
+    };
     if (x.batch != 1) refuse("cut one batch entry into sequences");
     if (starts.empty() || starts.front() != 0 || starts.back() != x.tokens || !std::ranges::is_sorted(starts))
         refuse("do not rise from 0 to ", x.tokens);
@@ -45,10 +47,10 @@ inline void check_starts(std::string_view operation, std::string_view argument, 
 /// Throws shape_error unless there are as many sequences of keys, and positions for each or for all.
 inline void check_counts(std::string_view operation, const ragged& batch, const positions& where) {
     if (batch.of_keys().size() != batch.starts.size())
-        throw shape_error(operation, "key_starts", "are ", batch.of_keys().size(), ", but starts are ", batch.starts.size());
+        detail::raise(shape_error(operation, "key_starts", "are ", batch.of_keys().size(), ", but starts are ", batch.starts.size()));
     for (const auto* first : {&where.first_query, &where.first_key})
         if (!first->shared() && first->count() != batch.entries())
-            throw shape_error(operation, "positions", "are ", first->count(), ", but there are ", batch.entries(), " sequences");
+            detail::raise(shape_error(operation, "positions", "are ", first->count(), ", but there are ", batch.entries(), " sequences"));
 }
 
 inline void check_starts_apart(const ragged& batch, const output_memory& out) {

@@ -23,13 +23,14 @@ auto recurrent_entry(const auto& op, index_t entry, index_t entries, const row_r
     auto own = op;
     for_each_term(own.rule, [&](std::string_view argument, auto& view, bool) {
         if (view.shape().batch != 1 || view.shape().tokens != all)
-            throw shape_error(op.name, argument, "has shape ", view.shape(), ", but one batch entry of ", all, " tokens is needed");
+            detail::raise(
+                shape_error(op.name, argument, "has shape ", view.shape(), ", but one batch entry of ", all, " tokens is needed"));
         view = view.slice({.tokens = tokens});
     });
     const auto take = [&](std::string_view argument, auto& view) {
         if (!view.data()) return;
         if (view.shape().batch != entries)
-            throw shape_error(op.name, argument, "has shape ", view.shape(), ", but there are ", entries, " sequences");
+            detail::raise(shape_error(op.name, argument, "has shape ", view.shape(), ", but there are ", entries, " sequences"));
         view = view.slice({.batch = {entry, 1}});
     };
     take("first_state", own.first_state);
@@ -44,8 +45,8 @@ void check_recurrent_tokens(std::string_view operation, const inputs<T>& in) {
     if (q.tokens != k.tokens) refuse(operation, "k", k, "q", q, "the tokens differ");
     for (index_t b = 0; b < q.batch; ++b)
         if (in.positions.first_query[b] != in.positions.first_key[b])
-            throw argument_error(operation, "positions", "of queries begin at ", in.positions.first_query[b], ", but of keys at ",
-                                 in.positions.first_key[b], ": they are of the same tokens");
+            detail::raise(argument_error(operation, "positions", "of queries begin at ", in.positions.first_query[b], ", but of keys at ",
+                                         in.positions.first_key[b], ": they are of the same tokens"));
 }
 
 /// Throws argument_error unless all numbers of a view lie in a range, but for NaN, which is a result's affair.
@@ -64,8 +65,8 @@ void check_range(std::string_view operation, std::string_view argument, const te
                     outside = outside || (x < lanes(low)).bits() || (x > lanes(high)).bits();
                 }
                 if (outside.value != 0)
-                    throw argument_error(operation, argument, "of shape ", view.shape(), " has a number, of batch entry ", b, " and head ",
-                                         h, ", that is not ", wanted);
+                    detail::raise(argument_error(operation, argument, "of shape ", view.shape(), " has a number, of batch entry ", b,
+                                                 " and head ", h, ", that is not ", wanted));
             }
 }
 

@@ -38,8 +38,8 @@ template <TensorLike Q, TensorLike K>
     detail::check_view(name, "k", keys);
     if (m.batch != n.batch || m.channels != n.channels || !detail::divides(m.heads, n.heads))
         detail::refuse(name, "k", m, "q", n, "batch, heads or channels do not fit");
-    if (std::min({rule.query_block, rule.key_block, rule.count}) < 1) throw argument_error(name, "rule", "has a number below 1");
-    if (first_query < 0) throw argument_error(name, "first_query", "is ", first_query, ", but blocks are counted from 0");
+    if (std::min({rule.query_block, rule.key_block, rule.count}) < 1) detail::raise(argument_error(name, "rule", "has a number below 1"));
+    if (first_query < 0) detail::raise(argument_error(name, "first_query", "is ", first_query, ", but blocks are counted from 0"));
     detail::check_positions(name, "first_query", first_query, n.tokens);
 
     // Blocks of queries are counted from position 0 on, as `selected` does; those before the first query stay empty.

@@ -64,8 +64,8 @@ struct softmax_attention {
         check_inputs(name, in);
         const auto& q = in.queries.shape();
         if (!sinks.empty() && std::ssize(sinks) != q.heads)
-            throw shape_error(name, "sinks",
-                              detail::joined({"has ", std::to_string(sinks.size()), " entries, but q has shape ", to_string(q)}));
+            detail::raise(shape_error(name, "sinks",
+                                      detail::joined({"has ", std::to_string(sinks.size()), " entries, but q has shape ", to_string(q)})));
         if (scale) detail::check_number<T>(name, "scale", *scale);
         const auto context = detail::pattern_context_of(name, in.positions, shapes_of(in), q.heads);
         attn::check(pattern, context);
@@ -100,7 +100,7 @@ struct softmax_attention {
     template <Scalar T>
     void check_gradients(const inputs<T>& in, const gradients<T>& wanted, const auto& check) const {
         if (wanted.sinks.data() && sinks.empty() && in.queries.shape().heads > 0)
-            throw argument_error(name, "wanted.sinks", "is asked for, but there are no sinks");
+            detail::raise(argument_error(name, "wanted.sinks", "is asked for, but there are no sinks"));
         check("wanted.sinks", wanted.sinks, shape{1, in.queries.shape().heads, 1, 1});
         detail::check_score_gradients(score, wanted.score, check);
     }

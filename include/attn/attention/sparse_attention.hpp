@@ -15,7 +15,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET::detail {
 
 /// The last `keys` keys, as a pattern of that name asks for them. Throws argument_error where there are none.
 constexpr pattern::local last_keys(index_t keys, const char* pattern, const char* argument) {
-    if (keys < 1) throw argument_error(pattern, argument, "is " + std::to_string(keys) + ", but 1 at least is needed");
+    if (keys < 1) detail::raise(argument_error(pattern, argument, "is " + std::to_string(keys) + ", but 1 at least is needed"));
     return {keys - 1, 0};
 }
 

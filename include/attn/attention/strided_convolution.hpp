@@ -93,7 +93,7 @@ struct channel_convolution {
     /// The kernel of either convolution, in tokens. Throws shape_error without one: sizes are asked for before anything is checked.
     static index_t kernel_of(index_t tokens) {
         if (tokens < 1) [[unlikely]]
-            throw shape_error("convolution", "weights", "have a kernel of ", tokens, " tokens");
+            detail::raise(shape_error("convolution", "weights", "have a kernel of ", tokens, " tokens"));
         return tokens;
     }
     static void check_apart(const output_memory& out, const tensor_view<const T>& weights, const tensor_view<const T>& bias) {

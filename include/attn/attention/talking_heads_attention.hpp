@@ -112,7 +112,7 @@ struct talking_heads_attention {
         const auto heads = mixed_heads(shapes), out_heads = value_heads(shapes);
         const auto check_one = [&](std::string_view argument, const tensor_view<T>& view, bool is_there, std::string_view missing,
                                    const shape& expected) {
-            if (view.data() && !is_there) throw argument_error(name, argument, "is asked for, but there ", missing);
+            if (view.data() && !is_there) detail::raise(argument_error(name, argument, "is asked for, but there ", missing));
             check(argument, view, expected);
         };
         check_one("wanted.logits_mix", wanted.logits_mix, logits_mix.data(), "is no logits_mix", {1, 1, heads, shapes.queries.heads});
@@ -164,9 +164,9 @@ private:
     static void check_numbers(std::string_view argument, std::span<const double> numbers, index_t heads, bool has_mixing,
                               std::string_view mixing) {
         if (numbers.empty()) return;
-        if (!has_mixing) throw argument_error(name, argument, "is given without ", mixing);
+        if (!has_mixing) detail::raise(argument_error(name, argument, "is given without ", mixing));
         if (std::ssize(numbers) != heads)
-            throw shape_error(name, argument, "has ", numbers.size(), " entries, but there are ", heads, " heads");
+            detail::raise(shape_error(name, argument, "has ", numbers.size(), " entries, but there are ", heads, " heads"));
     }
 };
 

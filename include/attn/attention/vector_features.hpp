@@ -42,7 +42,7 @@ struct cosformer_features {
     index_t features(index_t channels) const { return 2 * channels; }
     void check(std::string_view operation, index_t) const {
         if (length < 1 || length > index_t{1} << 48)
-            throw argument_error(operation, "feature_map.length", "is ", length, ", but must be at least 1 and at most 2^48");
+            detail::raise(argument_error(operation, "feature_map.length", "is ", length, ", but must be at least 1 and at most 2^48"));
     }
     template <class S>
     void operator()(std::span<const S> x, index_t position, std::span<S> to) const {

@@ -79,14 +79,15 @@ public:
         const auto& q = in_.queries.shape();
         check_view(Op::name, "q", in_.queries);
         if (q.tokens > of_.size())
-            throw shape_error(Op::name, "q", "has shape ", q, ", but the sequence has ", of_.size(), " tokens: they are of its last");
+            detail::raise(
+                shape_error(Op::name, "q", "has shape ", q, ", but the sequence has ", of_.size(), " tokens: they are of its last"));
         check();
     }
     /// Throws attention_error unless all fits.
     void check() const {
         const auto& q = in_.queries.shape();
         check_view(Op::name, "q", in_.queries);
-        if (q.batch != 1) throw shape_error(Op::name, "q", "has shape ", q, ": a sequence is one batch entry");
+        if (q.batch != 1) detail::raise(shape_error(Op::name, "q", "has shape ", q, ": a sequence is one batch entry"));
         op_.check(in_);
         check_outputs(op_, in_, out_);
         check_turns(of_.turns_from(0), of_.size());
@@ -123,9 +124,9 @@ private:
         const auto check_row = [&](index_t row) {
             turns.for_each_place(row, 1, 1, [&](index_t, index_t place) {
                 if (place < 0 || place >= turns.table.positions)
-                    throw argument_error(Op::name, "q", "has shape ", in_.queries.shape(),
-                                         ", for which a query or key is turned as at position ", place, ", but the pool's rotary has 0 to ",
-                                         turns.table.positions - 1);
+                    detail::raise(argument_error(Op::name, "q", "has shape ", in_.queries.shape(),
+                                                 ", for which a query or key is turned as at position ", place,
+                                                 ", but the pool's rotary has 0 to ", turns.table.positions - 1));
             });
         };
         check_row(0);
@@ -170,9 +171,10 @@ void check_sequences(std::string_view operation, const sequence_batch<T>& batch,
     check_view(operation, "q", queries);
     if (!batch.starts.empty()) check_starts(operation, "starts", batch.starts, "q", queries);
     const auto rows = batch.starts.empty() ? queries.shape().tokens : std::ssize(batch.starts) - 1;
-    if (rows != batch.entries()) throw shape_error(operation, "sequences", "are ", batch.entries(), ", but there are queries of ", rows);
+    if (rows != batch.entries())
+        detail::raise(shape_error(operation, "sequences", "are ", batch.entries(), ", but there are queries of ", rows));
     for (const auto* of : batch.sequences)
-        if (!of) throw argument_error(operation, "sequences", "hold a null pointer");
+        if (!of) detail::raise(argument_error(operation, "sequences", "hold a null pointer"));
 }
 
 } // namespace detail

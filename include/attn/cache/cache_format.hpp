@@ -46,9 +46,9 @@ void rotate_rows(const stored_view<const T>& from, const tensor_view<T>& to) {
 /// Throws argument_error unless a format is one of fewer bits than 16, and there is so much memory for a row of numbers as it needs.
 inline kernel::quantised_rows check_quantised(std::string_view operation, cache_format format, std::size_t numbers, std::size_t bytes) {
     const auto row = row_format_of(format, static_cast<index_t>(numbers));
-    if (!row.is_quantised()) throw argument_error(operation, "format", "is neither int8 nor int4");
+    if (!row.is_quantised()) detail::raise(argument_error(operation, "format", "is neither int8 nor int4"));
     if (const auto needed = row.quantised().row_bytes(); static_cast<index_t>(bytes) < needed)
-        throw argument_error(operation, "bytes", "are ", bytes, ", but ", numbers, " numbers need ", needed);
+        detail::raise(argument_error(operation, "bytes", "are ", bytes, ", but ", numbers, " numbers need ", needed));
     return row.quantised();
 }
 
@@ -56,7 +56,7 @@ inline kernel::quantised_rows check_quantised(std::string_view operation, cache_
 
 /// Bytes that a row of so many channels takes in int8 or int4.
 inline std::size_t quantised_bytes(cache_format format, index_t channels) {
-    if (channels < 0) throw argument_error("quantised_bytes", "channels", "are ", channels);
+    if (channels < 0) detail::raise(argument_error("quantised_bytes", "channels", "are ", channels));
     return static_cast<std::size_t>(
         detail::check_quantised("quantised_bytes", format, static_cast<std::size_t>(channels), std::numeric_limits<std::size_t>::max() / 2)
             .row_bytes());
@@ -66,7 +66,7 @@ inline std::size_t quantised_bytes(cache_format format, index_t channels) {
 template <Scalar T>
 void quantise(cache_format format, std::span<const T> numbers, std::span<std::byte> bytes) {
     const auto row = detail::check_quantised("quantise", format, numbers.size(), bytes.size());
-    if (!row.fits(numbers.data())) throw argument_error("quantise", "numbers", "are not finite, or too large to be quantised");
+    if (!row.fits(numbers.data())) detail::raise(argument_error("quantise", "numbers", "are not finite, or too large to be quantised"));
     row.write(numbers.data(), bytes.data());
 }
 /// The numbers of a quantised row. Throws argument_error if there are fewer bytes than they take.

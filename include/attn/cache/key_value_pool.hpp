@@ -44,7 +44,8 @@ template <Scalar T>
 page_places page_places_of(std::string_view operation, const cache_layout& l) {
     constexpr auto block = kernel::softmax_call<T>::block_keys;
     const auto require = [&](const char* what, index_t number, index_t least, index_t most) {
-        if (number < least || number > most) throw argument_error(operation, what, "is ", number, ", not in ", least, " .. ", most);
+        if (number < least || number > most)
+            detail::raise(argument_error(operation, what, "is ", number, ", not in ", least, " .. ", most));
     };
     constexpr index_t most = index_t{1} << 40; // of which the products below fit
     require("kv_heads", l.kv_heads, 1, most);
@@ -52,9 +53,10 @@ page_places page_places_of(std::string_view operation, const cache_layout& l) {
     require("value_channels", l.value_channels, 0, most);
     require("page_tokens", l.page_tokens, block, most);
     require("exact_tokens", l.exact_tokens, 0, most);
-    if (l.page_tokens % block != 0) throw argument_error(operation, "page_tokens", "is ", l.page_tokens, ", no multiple of ", block);
+    if (l.page_tokens % block != 0)
+        detail::raise(argument_error(operation, "page_tokens", "is ", l.page_tokens, ", no multiple of ", block));
     if ((l.format == cache_format::bfloat16 || l.format == cache_format::half) && !std::same_as<T, float>)
-        throw argument_error(operation, "format", "is of 16 bits, which are computed with in float");
+        detail::raise(argument_error(operation, "format", "is of 16 bits, which are computed with in float"));
     page_places places;
     places.page_rows = l.page_tokens;
     const auto place = [&](kernel::page_part& part, index_t channels) {
@@ -63,7 +65,7 @@ page_places page_places_of(std::string_view operation, const cache_layout& l) {
         part.row_bytes = part.format.template row_bytes<T>();
         part.head_bytes = product(l.page_tokens, part.row_bytes);
         const auto bytes = product(l.kv_heads, part.head_bytes);
-        if (bytes > max_bytes / 4) throw argument_error(operation, "page_tokens", "make pages of more than 2^46 bytes");
+        if (bytes > max_bytes / 4) detail::raise(argument_error(operation, "page_tokens", "make pages of more than 2^46 bytes"));
         constexpr auto line = static_cast<index_t>(alignment);
         places.bytes = (places.bytes + bytes + line - 1) / line * line;
     };
@@ -78,9 +80,11 @@ template <Scalar T>
 const rotary_reading<T>& check_reading(const cache_layout& l, const rotary_reading<T>& reading) {
     constexpr auto name = "key_value_pool";
     const auto channels = 2 * reading.table.pairs;
-    if (channels > l.key_channels) throw argument_error(name, "reading", "turns ", channels, " channels, but keys have ", l.key_channels);
+    if (channels > l.key_channels)
+        detail::raise(argument_error(name, "reading", "turns ", channels, " channels, but keys have ", l.key_channels));
     if (channels > 0 && l.rotates_keys)
-        throw argument_error(name, "reading", "turns keys, but the layout rotates_keys: a Hadamard matrix mixes their channels before");
+        detail::raise(
+            argument_error(name, "reading", "turns keys, but the layout rotates_keys: a Hadamard matrix mixes their channels before"));
     return reading;
 }
 
@@ -90,7 +94,8 @@ const rotary_reading<T>& check_reading(const cache_layout& l, const rotary_readi
 template <Scalar T>
 std::size_t pool_bytes(const cache_layout& layout, index_t pages) {
     const auto bytes = detail::product(detail::page_places_of<T>("pool_bytes", layout).bytes, std::max<index_t>(pages, 0));
-    if (pages < 0 || bytes > max_bytes) throw argument_error("pool_bytes", "pages", "are ", pages, ": more than 2^48 bytes, or negative");
+    if (pages < 0 || bytes > max_bytes)
+        detail::raise(argument_error("pool_bytes", "pages", "are ", pages, ": more than 2^48 bytes, or negative"));
     return static_cast<std::size_t>(bytes);
 }
 

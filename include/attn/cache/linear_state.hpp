@@ -54,7 +54,7 @@ public:
         check_rows("values", values, layout_.value_channels);
         const auto count = keys.shape().tokens;
         if (values.shape().tokens != count)
-            throw shape_error("linear_state::append", "values", "have shape ", values.shape(), ", but keys have ", keys.shape());
+            detail::raise(shape_error("linear_state::append", "values", "have shape ", values.shape(), ", but keys have ", keys.shape()));
         detail::check_positions("linear_state::append", "keys", tokens_, count);
         if (count == 0) return;
         const auto summed = summed_before(tokens_), convolved = std::max(values_.first(), summed - convolved_before_);
@@ -72,11 +72,11 @@ public:
     /// there are fewer, or those before it are in the sums already, which cannot be undone.
     void truncate(index_t tokens) {
         if (tokens < 0 || tokens > tokens_)
-            throw argument_error("linear_state::truncate", "tokens", "are ", tokens, ", but the state has ", tokens_);
+            detail::raise(argument_error("linear_state::truncate", "tokens", "are ", tokens, ", but the state has ", tokens_));
         if (tokens == 0) forget();
         else if (!reaches(tokens))
-            throw argument_error("linear_state::truncate", "tokens", "are ", tokens, ", but of ", tokens_, " the first ", sums_.keys,
-                                 " are summed: only tokens of the last append can be dropped");
+            detail::raise(argument_error("linear_state::truncate", "tokens", "are ", tokens, ", but of ", tokens_, " the first ",
+                                         sums_.keys, " are summed: only tokens of the last append can be dropped"));
         keys_.drop_from(tokens);
         values_.drop_from(tokens);
         tokens_ = tokens;
@@ -113,7 +113,7 @@ private:
         detail::check_view("linear_state::append", what, rows);
         const auto& s = rows.shape();
         if (const shape wanted{1, layout_.kv_heads, s.tokens, channels}; s != wanted)
-            throw shape_error("linear_state::append", what, "have shape ", s, ", but the state wants ", wanted);
+            detail::raise(shape_error("linear_state::append", what, "have shape ", s, ", but the state wants ", wanted));
     }
 
     states take_sums(detail::scratch& memory) const {
@@ -188,14 +188,14 @@ public:
     void check() const {
         const auto& q = queries_.shape();
         check_view(Op::name, "q", queries_);
-        if (q.batch != 1) throw shape_error(Op::name, "q", "has shape ", q, ": a state is of one batch entry");
+        if (q.batch != 1) detail::raise(shape_error(Op::name, "q", "has shape ", q, ": a state is of one batch entry"));
         if (q.tokens > of_.size())
-            throw shape_error(Op::name, "q", "has shape ", q, ", but the state has ", of_.size(), " tokens: they are of its last");
+            detail::raise(shape_error(Op::name, "q", "has shape ", q, ", but the state has ", of_.size(), " tokens: they are of its last"));
         if (!of_.reaches(of_.size() - q.tokens))
-            throw shape_error(Op::name, "q", "has shape ", q, ", but of ", of_.size(), " tokens the first ", of_.sums_.keys,
-                              " are summed: queries are those of the last append");
+            detail::raise(shape_error(Op::name, "q", "has shape ", q, ", but of ", of_.size(), " tokens the first ", of_.sums_.keys,
+                                      " are summed: queries are those of the last append"));
         if (of_.add_keys_ != &linear_state<T>::template add_keys_of<Op> || convolved_before(op_) > of_.convolved_before_)
-            throw argument_error(Op::name, "state", "was made for another operator");
+            detail::raise(argument_error(Op::name, "state", "was made for another operator"));
         check_state_operator(Op::name, op_);
         // As if there were all tokens; shapes only.
         const auto& l = of_.layout();

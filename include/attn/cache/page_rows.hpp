@@ -13,8 +13,8 @@ void check_finite(const char* what, const stored_view<const T>& rows, const kern
     for_each_row(rows.shape(), [&](index_t b, index_t h, index_t i) {
         kernel::copy_rows<T>(rows.rows(b, h, i), 1, format.channels, row.data(), format.channels);
         if (!format.quantised().fits(row.data()))
-            throw argument_error("sequence::append", what, "have numbers in row ", i, " of head ", h,
-                                 " that are not finite, or too large to be quantised");
+            detail::raise(argument_error("sequence::append", what, "have numbers in row ", i, " of head ", h,
+                                         " that are not finite, or too large to be quantised"));
     });
 }
 

@@ -28,7 +28,7 @@ public:
     explicit recurrent_state(const attn::shape& shape) : shape_(shape) {
         detail::check_shape<T>("recurrent_state", "shape", shape);
         if (shape.channels > 0 && shape.tokens == 0)
-            throw shape_error("recurrent_state", "shape", "is ", shape, ": keys need at least one channel");
+            detail::raise(shape_error("recurrent_state", "shape", "is ", shape, ": keys need at least one channel"));
         reserve();
         for (auto& head : heads_) head.begin({}, 0, 0);
     }
@@ -101,7 +101,8 @@ private:
             for (index_t h = 0; h < shape_.heads; ++h) f(heads_[static_cast<std::size_t>(b * shape_.heads + h)], b, h);
     }
     void check_whole() const {
-        if (tokens_ < 0) throw argument_error("recurrent_state", "state", "was left by a call that threw: only its death is defined");
+        if (tokens_ < 0)
+            detail::raise(argument_error("recurrent_state", "state", "was left by a call that threw: only its death is defined"));
     }
 
     attn::shape shape_;
@@ -125,14 +126,14 @@ public:
         if (s.queries.heads > 0) check_outputs(op_, in_, out);
         state_.check_whole();
         if (const shape wanted{s.keys.batch, s.keys.heads, s.keys.channels, s.values.channels}; state_.shape() != wanted)
-            throw shape_error(name, "state", "has shape ", state_.shape(), ", but k of shape ", s.keys, " and v want ", wanted);
+            detail::raise(shape_error(name, "state", "has shape ", state_.shape(), ", but k of shape ", s.keys, " and v want ", wanted));
         if (op_.first_state.data() || op_.last_state.data())
-            throw argument_error(name, op_.first_state.data() ? "first_state" : "last_state",
-                                 "is given, but a call that goes on from a state has its own");
+            detail::raise(argument_error(name, op_.first_state.data() ? "first_state" : "last_state",
+                                         "is given, but a call that goes on from a state has its own"));
         check_positions(name, "state", state_.size(), s.keys.tokens);
         auto sizes = op_.rule.terms().sizes(s);
         if (state_.size() > 0 && !state_.heads_.empty() && state_.heads_[0].sizes != sizes)
-            throw argument_error(name, "rule", "is another than that of the tokens that the state has taken");
+            detail::raise(argument_error(name, "rule", "is another than that of the tokens that the state has taken"));
         const kernel::recurrent_attention<T> kernel(in_, out.values, op_.rule.terms(), op_.scale_for(s.keys.channels));
         run.reserve(name, "k", s.keys, kernel.workspace_bytes(s, op_.rule.terms(), run.concurrency(), true));
         if (s.keys.tokens == 0) return;

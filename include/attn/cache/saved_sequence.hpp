@@ -91,7 +91,7 @@ private:
         return static_cast<index_t>(sizeof header + of.evicted().size_bytes()) + exact + rows;
     }
 
-    [[noreturn]] static void refuse(const auto&... problem) { throw argument_error("sequence::load", "bytes", problem...); }
+    [[noreturn]] static void refuse(const auto&... problem) { detail::raise(argument_error("sequence::load", "bytes", problem...)); }
     /// room: bytes behind the header.
     static void check(const header_type& header, const header_type& wanted, index_t room) {
         if (header.mark != wanted.mark) refuse("are no saved sequence, or one of another version or order of bytes");

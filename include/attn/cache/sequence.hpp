@@ -41,11 +41,12 @@ public:
     void check_append(const shape& keys, const shape& values) const {
         check_shape("keys", keys, pool_->layout_.key_channels);
         check_shape("values", values, pool_->layout_.value_channels);
-        if (values.tokens != keys.tokens) throw shape_error("sequence::append", "values", "have shape ", values, ", but keys have ", keys);
+        if (values.tokens != keys.tokens)
+            detail::raise(shape_error("sequence::append", "values", "have shape ", values, ", but keys have ", keys));
         detail::check_positions("sequence::append", "keys", tokens_, keys.tokens);
         if (const auto needed = pages_for(keys.tokens); needed > pool_->free_pages())
-            throw argument_error("sequence::append", "keys", "of shape ", keys, " need ", needed, " pages, but of the pool's ",
-                                 pool_->pages(), " only ", pool_->free_pages(), " are free");
+            detail::raise(argument_error("sequence::append", "keys", "of shape ", keys, " need ", needed, " pages, but of the pool's ",
+                                         pool_->pages(), " only ", pool_->free_pages(), " are free"));
     }
 
     /// Appends tokens: keys (1, kv_heads, n, d_k) and values (1, kv_heads, n, d_v). Throws attention_error, and changes nothing, if the
@@ -63,7 +64,7 @@ public:
     /// Drops all tokens from position `tokens` on. Throws argument_error if there are fewer.
     void truncate(index_t tokens) {
         if (tokens < 0 || tokens > tokens_)
-            throw argument_error("sequence::truncate", "tokens", "are ", tokens, ", but the sequence has ", tokens_);
+            detail::raise(argument_error("sequence::truncate", "tokens", "are ", tokens, ", but the sequence has ", tokens_));
         drop_pages((tokens + page_tokens() - 1) / page_tokens());
         tokens_ = tokens;
         evicted_.truncate(tokens);
@@ -74,15 +75,17 @@ public:
     /// pages that others use as well cannot be copied.
     void keep(index_t first, std::span<const index_t> numbers) {
         if (first < 0 || first > tokens_)
-            throw argument_error("sequence::keep", "first", "is ", first, ", but the sequence has ", tokens_, " tokens");
+            detail::raise(argument_error("sequence::keep", "first", "is ", first, ", but the sequence has ", tokens_, " tokens"));
         index_t last = -1;
         for (const auto number : numbers) {
             if (number <= last || number >= tokens_ - first)
-                throw argument_error("sequence::keep", "numbers", "hold ", number, " behind ", last, ", for ", tokens_ - first, " tokens");
+                detail::raise(
+                    argument_error("sequence::keep", "numbers", "hold ", number, " behind ", last, ", for ", tokens_ - first, " tokens"));
             last = number;
         }
         if (evicted_.end() > first)
-            throw argument_error("sequence::keep", "first", "is ", first, ", but tokens up to ", evicted_.end() - 1, " are evicted");
+            detail::raise(
+                argument_error("sequence::keep", "first", "is ", first, ", but tokens up to ", evicted_.end() - 1, " are evicted"));
         own_pages(first / page_tokens());
         auto memory = memory_of_row();
         const auto read_quantised = [&](const kernel::page_part& part) {
@@ -120,8 +123,8 @@ public:
     /// them). Pages that hold no others are given back. Throws argument_error if there are no such tokens.
     void evict(const row_range& positions) {
         if (positions.first < 0 || positions.count < 0 || positions.first > tokens_ || positions.count > tokens_ - positions.first)
-            throw argument_error("sequence::evict", "positions", "are ", positions.first, " .. ", positions.first + positions.count - 1,
-                                 ", but the sequence has those before ", tokens_);
+            detail::raise(argument_error("sequence::evict", "positions", "are ", positions.first, " .. ",
+                                         positions.first + positions.count - 1, ", but the sequence has those before ", tokens_));
         if (positions.count == 0) return;
         const auto gone = evicted_.add(positions);
         const auto first_page = (gone.first + page_tokens() - 1) / page_tokens();
@@ -234,7 +237,7 @@ private:
     }
     void check_shape(const char* what, const shape& rows, index_t channels) const {
         const shape wanted{1, pool_->layout_.kv_heads, rows.tokens, channels};
-        if (rows != wanted) throw shape_error("sequence::append", what, "have shape ", rows, ", but the pool wants ", wanted);
+        if (rows != wanted) detail::raise(shape_error("sequence::append", what, "have shape ", rows, ", but the pool wants ", wanted));
     }
     /// Whether the last page is not full, and is evicted, or others use it too.
     bool needs_other_last() const { return tokens_ % page_tokens() > 0 && (!pages_.back() || pool_->uses(pages_.back()) > 1); }
@@ -259,8 +262,8 @@ private:
         const auto shared = [&](const std::byte* page) { return page && pool_->uses(page) > 1; };
         const auto begin = pages_.begin() + std::min<index_t>(from, std::ssize(pages_));
         if (const auto needed = std::count_if(begin, pages_.end(), shared); needed > pool_->free_pages())
-            throw argument_error("sequence::keep", "first", "asks for ", needed, " pages of its own, but of the pool's ", pool_->pages(),
-                                 " only ", pool_->free_pages(), " are free");
+            detail::raise(argument_error("sequence::keep", "first", "asks for ", needed, " pages of its own, but of the pool's ",
+                                         pool_->pages(), " only ", pool_->free_pages(), " are free"));
         for (auto page = begin; page != pages_.end(); ++page) {
             if (!shared(*page)) continue;
             auto* const own = pool_->take();

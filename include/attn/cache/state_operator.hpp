@@ -18,14 +18,15 @@ namespace detail {
 inline void check_layout(std::string_view operation, const state_layout& l, std::size_t number_bytes) {
     constexpr index_t most = index_t{1} << 40;
     const auto require = [&](const char* what, index_t number, index_t least) {
-        if (number < least || number > most) throw argument_error(operation, what, "is ", number, ", not in ", least, " .. ", most);
+        if (number < least || number > most)
+            detail::raise(argument_error(operation, what, "is ", number, ", not in ", least, " .. ", most));
     };
     require("kv_heads", l.kv_heads, 1);
     require("key_channels", l.key_channels, 1);
     require("value_channels", l.value_channels, 0);
     if (product(l.kv_heads, l.key_channels + 64, l.value_channels + 64, static_cast<index_t>(number_bytes)) > max_bytes)
-        throw argument_error(operation, "kv_heads", "are ", l.kv_heads, " of ", l.key_channels, " x ", l.value_channels,
-                             " channels: more than 2^48 bytes");
+        detail::raise(argument_error(operation, "kv_heads", "are ", l.kv_heads, " of ", l.key_channels, " x ", l.value_channels,
+                                     " channels: more than 2^48 bytes"));
 }
 
 /// A causal linear attention: what lies behind its queries is a sum over keys.
@@ -36,11 +37,12 @@ concept HasLinearState = Attention<Op> && TakesLinearRows<Op, T> && std::same_as
 void check_state_operator(std::string_view operation, const auto& op) {
     if constexpr (requires { op.convolution; }) {
         if (op.positional_encoding.data())
-            throw argument_error(operation, "positional_encoding", "is of all tokens, but a state has some: add it to the keys");
+            detail::raise(argument_error(operation, "positional_encoding", "is of all tokens, but a state has some: add it to the keys"));
         if (op.convolution_input.data())
-            throw argument_error(operation, "convolution_input", "is of all tokens, but a state has some: it convolves its values");
+            detail::raise(
+                argument_error(operation, "convolution_input", "is of all tokens, but a state has some: it convolves its values"));
         if (op.convolution.present() && !op.convolution.causal)
-            throw argument_error(operation, "convolution", "is not causal, but the pattern is");
+            detail::raise(argument_error(operation, "convolution", "is not causal, but the pattern is"));
     }
 }
 /// How many tokens before its own a causal operator's convolution reads; of one that attend refuses, at least none.

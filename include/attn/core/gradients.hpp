@@ -117,7 +117,7 @@ void check_gradients(std::string_view operation, const auto& for_each, const aut
 /// Checks the wanted gradient of what an operator may have, as its check_gradients does.
 void check_wanted(std::string_view operation, std::string_view argument, const auto& wanted, bool is_there, const shape& expected,
                   const auto& check) {
-    if (wanted.data() && !is_there) throw argument_error(operation, argument, "is asked for, but the operator has none");
+    if (wanted.data() && !is_there) detail::raise(argument_error(operation, argument, "is asked for, but the operator has none"));
     check(argument, wanted, expected);
 }
 

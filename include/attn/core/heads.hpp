@@ -22,9 +22,10 @@ template <detail::Viewable V>
     const auto& s = from.shape();
     const auto& d = from.strides();
     detail::check_view("split_heads", "rows", from);
-    if (heads < 1) throw argument_error("split_heads", "heads", "are ", heads, ": one at least is needed");
+    if (heads < 1) detail::raise(argument_error("split_heads", "heads", "are ", heads, ": one at least is needed"));
     if (s.heads != 1 || s.channels % heads != 0)
-        throw shape_error("split_heads", "rows", "have shape ", s, ", but (batch, 1, tokens, a multiple of ", heads, ") is needed");
+        detail::raise(
+            shape_error("split_heads", "rows", "have shape ", s, ", but (batch, 1, tokens, a multiple of ", heads, ") is needed"));
     const auto channels = s.channels / heads;
     return tensor_view(from.data(), shape{s.batch, heads, s.tokens, channels},
                        strides{d.batch, channels * d.channels, d.tokens, d.channels});
@@ -39,7 +40,8 @@ template <detail::Viewable V>
     const auto& d = from.strides();
     detail::check_view("join_heads", "heads", from);
     if (s.heads > 1 && s.channels > 0 && d.heads != s.channels * d.channels)
-        throw shape_error("join_heads", "heads", "of shape ", s, " have a head stride of ", d.heads, ": they do not lie side by side");
+        detail::raise(
+            shape_error("join_heads", "heads", "of shape ", s, " have a head stride of ", d.heads, ": they do not lie side by side"));
     return tensor_view(from.data(), shape{s.batch, 1, s.tokens, detail::product(s.heads, s.channels)},
                        strides{d.batch, 0, d.tokens, d.channels});
 }

@@ -69,7 +69,7 @@ inline bool overlap(const footprint& x, const footprint& y) {
 }
 
 [[noreturn, gnu::cold]] inline void refuse_overlapping(std::string_view operation, std::string_view argument, const shape& s) {
-    throw shape_error(operation, argument, joined({"of shape ", to_string(s), " has strides by which its elements overlap"}));
+    detail::raise(shape_error(operation, argument, joined({"of shape ", to_string(s), " has strides by which its elements overlap"})));
 }
 /// Throws shape_error if two elements of the view may share an address.
 void check_writable(std::string_view operation, std::string_view argument, const AnyView auto& view) {
@@ -116,8 +116,8 @@ private:
         if (detail::overlap(memory_, detail::footprint(data, element_bytes, n, s))) refuse(name, n);
     }
     [[noreturn, gnu::cold]] void refuse(std::string_view name, const shape& other) const {
-        throw shape_error(operation_, argument_,
-                          detail::joined({"of shape ", to_string(shape_), " overlaps ", name, " of shape ", to_string(other)}));
+        detail::raise(shape_error(operation_, argument_,
+                                  detail::joined({"of shape ", to_string(shape_), " overlaps ", name, " of shape ", to_string(other)})));
     }
 
     std::string_view operation_, argument_;

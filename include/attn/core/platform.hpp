@@ -21,6 +21,3 @@
 #elif defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__
 #error "attn: -ffinite-math-only takes NaN and infinity for impossible, but attention computes with them; compile without it"
 #endif
-#ifndef __cpp_exceptions
-#error "attn: errors are reported by exceptions; compile without -fno-exceptions"
-#endif

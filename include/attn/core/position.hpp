@@ -24,9 +24,9 @@ constexpr index_t saturating_sum(index_t a, index_t b) {
 /// Throws argument_error unless `count` rows from position `first` on lie at positions that there are.
 inline void check_positions(std::string_view operation, std::string_view argument, index_t first, index_t count) {
     if (first >= -farthest_position && first <= farthest_position - std::max<index_t>(count - 1, 0)) return;
-    throw argument_error(operation, argument,
-                         joined({"is ", std::to_string(first), " for ", std::to_string(count),
-                                 " rows, but positions lie between -2^60 and 2^60 (attn::farthest_position)"}));
+    detail::raise(argument_error(operation, argument,
+                                 joined({"is ", std::to_string(first), " for ", std::to_string(count),
+                                         " rows, but positions lie between -2^60 and 2^60 (attn::farthest_position)"})));
 }
 
 } // namespace detail

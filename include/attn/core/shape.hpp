@@ -1,6 +1,7 @@
 // The shape of a four-dimensional tensor, and the errors that speak of arguments.
 #pragma once
 
+#include "error.hpp"
 #include "scalar.hpp"
 
 #include <algorithm>
@@ -90,7 +91,7 @@ inline std::string piece_of(const shape& s) { return to_string(s); }
 
 } // namespace detail
 
-/// What attn throws: "operation: argument problem".
+/// What attn throws (see error.hpp for -fno-exceptions): "operation: argument problem".
 struct attention_error : std::invalid_argument {
     using std::invalid_argument::invalid_argument;
     /// An error whose message has operation, argument and the pieces of a problem: texts, numbers and shapes.
@@ -103,11 +104,13 @@ struct attention_error : std::invalid_argument {
 /// An argument's shape, strides or memory do not fit: "softmax_attention: k has shape (1, 2, 9, 63), but q has (1, 2, 9, 64): channels
 /// differ".
 struct shape_error : attention_error {
+    static constexpr error_kind kind = error_kind::shape;
     using attention_error::attention_error;
 };
 
 /// An argument is refused for its value, or for being given or missing: "layer_norm: eps is 0, but must be above 0 and finite".
 struct argument_error : attention_error {
+    static constexpr error_kind kind = error_kind::argument;
     using attention_error::attention_error;
 };
 
@@ -126,13 +129,13 @@ inline std::string problem_of(const shape& s, std::size_t bytes_of_element) {
 /// Throws shape_error: what a call writes, or a gradient of it, has another shape than the result.
 [[noreturn, gnu::cold]] inline void refuse_result(std::string_view operation, std::string_view argument, const shape& has,
                                                   const shape& expected) {
-    throw shape_error(operation, argument, joined({"has shape ", to_string(has), ", but the result has ", to_string(expected)}));
+    detail::raise(shape_error(operation, argument, joined({"has shape ", to_string(has), ", but the result has ", to_string(expected)})));
 }
 
 /// Throws shape_error if no tensor of T can be of that shape.
 template <class T>
 void check_shape(std::string_view operation, std::string_view argument, const shape& s) {
-    if (const auto problem = problem_of(s, sizeof(T)); !problem.empty()) throw shape_error(operation, argument, problem);
+    if (const auto problem = problem_of(s, sizeof(T)); !problem.empty()) detail::raise(shape_error(operation, argument, problem));
 }
 
 /// A number as text: "1e+39".
@@ -145,8 +148,9 @@ inline std::string text_of(double number) {
 template <Scalar T>
 void check_number(std::string_view operation, std::string_view argument, double number) {
     if (std::isfinite(static_cast<T>(number))) return;
-    throw argument_error(operation, argument,
-                         std::isfinite(number) ? joined({"is ", text_of(number), ", which is not finite as a float"}) : "is not finite");
+    detail::raise(
+        argument_error(operation, argument,
+                       std::isfinite(number) ? joined({"is ", text_of(number), ", which is not finite as a float"}) : "is not finite"));
 }
 
 } // namespace detail

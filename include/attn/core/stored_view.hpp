@@ -78,8 +78,8 @@ public:
     /// The view of numbers that are stored in T; throws argument_error if they are stored in 16 bits.
     constexpr operator tensor_view<T>() const {
         if (is_narrow())
-            throw argument_error("stored_view", "numbers", "of shape ", shape_,
-                                 " are stored in 16 bits: they are to be had one by one, or by rows");
+            detail::raise(argument_error("stored_view", "numbers", "of shape ", shape_,
+                                         " are stored in 16 bits: they are to be had one by one, or by rows"));
         return numbers();
     }
     /// The rows of one batch entry and head, from one on.
@@ -152,8 +152,8 @@ auto with_storage(const stored_view<T>& view, const auto& f) {
 void check_rows(std::string_view operation, std::string_view argument, const AnyView auto& view) {
     check_view(operation, argument, view);
     if (view.shape().channels > 1 && view.strides().channels != 1)
-        throw shape_error(operation, argument, "of shape ", view.shape(), " has a channel stride of ", view.strides().channels,
-                          ": the channels of a row must lie side by side");
+        detail::raise(shape_error(operation, argument, "of shape ", view.shape(), " has a channel stride of ", view.strides().channels,
+                                  ": the channels of a row must lie side by side"));
 }
 
 /// The type that a StoredTensor is computed with in.

@@ -233,7 +233,7 @@ std::string problem_of(const AnyView auto& view) { return problem_of(view.data()
 /// Throws shape_error if no kernel can read, or write, the view.
 [[gnu::noinline]] inline void check_view(std::string_view operation, std::string_view argument, const void* data, index_t size,
                                          const shape& n, const strides& s) {
-    if (const auto problem = problem_of(data, size, n, s); !problem.empty()) throw shape_error(operation, argument, problem);
+    if (const auto problem = problem_of(data, size, n, s); !problem.empty()) detail::raise(shape_error(operation, argument, problem));
 }
 void check_view(std::string_view operation, std::string_view argument, const AnyView auto& view) {
     check_view(operation, argument, view.data(), view.element_bytes(), view.shape(), view.strides());
@@ -242,7 +242,8 @@ void check_view(std::string_view operation, std::string_view argument, const Any
 void check_optional(std::string_view operation, std::string_view argument, const AnyView auto& view, const shape& expected) {
     if (!view.data()) return;
     check_view(operation, argument, view);
-    if (view.shape() != expected) throw shape_error(operation, argument, "has shape ", view.shape(), ", but ", expected, " is needed");
+    if (view.shape() != expected)
+        detail::raise(shape_error(operation, argument, "has shape ", view.shape(), ", but ", expected, " is needed"));
 }
 
 } // namespace detail

@@ -38,7 +38,7 @@ public:
     void reserve(std::size_t bytes) {
         if (bytes <= size_bytes()) return;
         if (bytes > static_cast<std::size_t>(max_bytes))
-            throw argument_error("workspace", "size", detail::joined({"of ", std::to_string(bytes), " bytes is more than 2^48"}));
+            detail::raise(argument_error("workspace", "size", detail::joined({"of ", std::to_string(bytes), " bytes is more than 2^48"})));
         own_.reset(static_cast<std::byte*>(::operator new(bytes, std::align_val_t{alignment})));
         bytes_ = {own_.get(), bytes};
     }
@@ -75,7 +75,7 @@ private:
         return begin_ ? begin_ + at : nullptr;
     }
     [[noreturn, gnu::cold, gnu::noinline]] static void refuse() {
-        throw argument_error("workspace", "size", "for such shapes would be more than 2^48 bytes, or negative");
+        detail::raise(argument_error("workspace", "size", "for such shapes would be more than 2^48 bytes, or negative"));
     }
 
     std::byte* begin_ = nullptr;

@@ -158,13 +158,13 @@ void train_over_ranks(std::string_view name, const batch_norm<T>& norm, double e
     std::optional<moments_over_ranks<T, C>> moments;
     const auto unfit = failure_of([&] {
         if (parts.ranks() != ranks.size())
-            throw argument_error(name, "partition", "is for ", parts.ranks(), " ranks, but the communicator has ", ranks.size());
+            detail::raise(argument_error(name, "partition", "is for ", parts.ranks(), " ranks, but the communicator has ", ranks.size()));
         check_training<T>(name, x, out, statistics, mask, false);
         norm.check_parameters(name, s);
         norm.check_apart(output_memory(name, "out", out));
         run.reserve(name, "x", s, training_workspace_bytes(norm, s, run));
         if (const auto own = parts.queries(ranks.rank()).count; s.tokens != own)
-            throw shape_error(name, "x", "has shape ", s, ", but rank ", ranks.rank(), " of the partition holds ", own, " tokens");
+            detail::raise(shape_error(name, "x", "has shape ", s, ", but rank ", ranks.rank(), " of the partition holds ", own, " tokens"));
         moments.emplace(ranks, parts.query_cuts(), x, mask);
     });
     std::uint64_t cuts = 0;
@@ -179,7 +179,7 @@ void train_over_ranks(std::string_view name, const batch_norm<T>& norm, double e
     moments_view seen{};
     agree(ranks, name, failure_of([&] { seen = (*moments)(run); }));
     if (seen.count < 2)
-        throw shape_error(name, "x", "of all ranks has ", seen.count, " tokens that count, but training needs two for a variance");
+        detail::raise(shape_error(name, "x", "of all ranks has ", seen.count, " tokens that count, but training needs two for a variance"));
     agree(ranks, name, failure_of([&] { norm.train_with(seen, x, out, statistics, run, mask, eta, 0); }));
 }
 

@@ -18,6 +18,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// What attn throws on a rank because of another one, which has failed or calls something else: "sequence_parallel: rank 2 has failed:
 /// ...".
 struct rank_error : std::runtime_error {
+    static constexpr error_kind kind = error_kind::rank;
     using std::runtime_error::runtime_error;
 };
 
@@ -84,11 +85,11 @@ struct rank_report {
 };
 
 inline std::string reason_of(const std::exception_ptr& failure) {
-    try {
-        std::rethrow_exception(failure);
-    } catch (const std::exception& error) { return error.what(); } catch (...) {
-        return "an exception that is no std::exception";
-    }
+    std::string reason = "an exception that is no std::exception";
+    try_catch(
+        [&] { try_catch<std::exception>([&] { std::rethrow_exception(failure); }, [&](const auto& error) { reason = error.what(); }); },
+        [] {});
+    return reason;
 }
 
 /// What a rank says of itself.
@@ -107,12 +108,12 @@ inline void check_reports(std::string_view operation, std::initializer_list<agre
     std::memcpy(all.data(), bytes.data(), bytes.size());
     for (std::size_t r = 0; r < all.size(); ++r)
         if (all[r].failed)
-            throw rank_error(std::string(operation) + ": rank " + std::to_string(r) + " has failed: " + all[r].reason.data());
+            detail::raise(rank_error(std::string(operation) + ": rank " + std::to_string(r) + " has failed: " + all[r].reason.data()));
     for (std::size_t i = 0; i < numbers.size(); ++i)
         for (std::size_t r = 1; r < all.size(); ++r)
             if (all[r].numbers[i] != all[0].numbers[i])
-                throw argument_error(operation, "ranks", "0 and ", r, " differ in ", numbers.begin()[i].first, ": ", all[0].numbers[i],
-                                     " and ", all[r].numbers[i]);
+                detail::raise(argument_error(operation, "ranks", "0 and ", r, " differ in ", numbers.begin()[i].first, ": ",
+                                             all[0].numbers[i], " and ", all[r].numbers[i]));
 }
 /// Returns on all ranks, or throws on all: its own failure, if there is one; else what the reports say.
 void agree(Communicator auto& ranks, std::string_view operation, const std::exception_ptr& failure,
@@ -125,10 +126,9 @@ void agree(Communicator auto& ranks, std::string_view operation, const std::exce
 
 /// What f throws, if anything.
 std::exception_ptr failure_of(const auto& f) {
-    try {
-        f();
-    } catch (...) { return std::current_exception(); }
-    return nullptr;
+    std::exception_ptr failure;
+    try_catch(f, [&] { failure = std::current_exception(); });
+    return failure;
 }
 /// Bytes on their way from rank to rank: from whom they come and to whom they go on, if there is somebody, and where they lie.
 struct relayed_bytes {

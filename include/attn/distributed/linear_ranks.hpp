@@ -33,8 +33,8 @@ public:
         if constexpr (has_convolution) {
             const auto& s = op.convolution_input.shape();
             if (op.convolution_input.data() && s.tokens != parts.queries(rank).count)
-                throw shape_error(Op::name, "convolution_input", "has shape ", s, ", but rank ", rank, " of the partition holds ",
-                                  parts.queries(rank).count, " tokens");
+                detail::raise(shape_error(Op::name, "convolution_input", "has shape ", s, ", but rank ", rank, " of the partition holds ",
+                                          parts.queries(rank).count, " tokens"));
             if (op.convolution_input.data())
                 whole.convolution_input = op.convolution_input.slice({.tokens = {0, parts.shapes().queries.tokens}});
         }

@@ -30,9 +30,9 @@ public:
         int initialised = 0, finalised = 0;
         MPI_Initialized(&initialised);
         MPI_Finalized(&finalised);
-        if (!initialised || finalised) throw argument_error(name, "MPI", "is not running: MPI_Init comes first");
+        if (!initialised || finalised) detail::raise(argument_error(name, "MPI", "is not running: MPI_Init comes first"));
         if (longest_ < 1 || longest_ > std::numeric_limits<int>::max())
-            throw argument_error(name, "longest_message", "must be 1 to 2^31 - 1 bytes, not ", longest_);
+            detail::raise(argument_error(name, "longest_message", "must be 1 to 2^31 - 1 bytes, not ", longest_));
         check(MPI_Comm_dup(processes, &processes_));
         check(MPI_Comm_set_errhandler(processes_, MPI_ERRORS_RETURN));
         int number = 0;
@@ -90,7 +90,7 @@ private:
         char text[MPI_MAX_ERROR_STRING] = {};
         int length = 0;
         MPI_Error_string(error, text, &length);
-        throw rank_error("mpi_communicator: " + std::string(text, static_cast<std::size_t>(length)));
+        detail::raise(rank_error("mpi_communicator: " + std::string(text, static_cast<std::size_t>(length))));
     }
 
     index_t longest_, rank_ = 0, size_ = 1;

@@ -18,7 +18,7 @@ public:
     /// or if batch entries stand at different positions.
     partition(const Pattern auto& pattern, const input_shapes& whole, index_t ranks, const positions& where = {})
         : partition(pattern, whole, where) {
-        if (ranks < 1) throw argument_error(name, "ranks", "must be at least 1, not ", ranks);
+        if (ranks < 1) detail::raise(argument_error(name, "ranks", "must be at least 1, not ", ranks));
         const auto n = whole.queries.tokens, m = whole.keys.tokens;
         queries_.cuts = cuts_of(pattern, ranks);
         if (n == m && where_.first_query[0] == where_.first_key[0]) keys_ = queries_;
@@ -34,7 +34,7 @@ public:
         check_cuts("query_cuts", query_cuts, whole.queries.tokens);
         check_cuts("key_cuts", key_cuts, whole.keys.tokens);
         if (query_cuts.size() != key_cuts.size())
-            throw shape_error(name, "key_cuts", "are ", key_cuts.size(), ", but query_cuts are ", query_cuts.size());
+            detail::raise(shape_error(name, "key_cuts", "are ", key_cuts.size(), ", but query_cuts are ", query_cuts.size()));
         queries_.cuts = std::move(query_cuts);
         keys_.cuts = std::move(key_cuts);
         find_work(pattern);
@@ -87,7 +87,7 @@ private:
 
     partition(const Pattern auto& pattern, const input_shapes& whole, const attn::positions& where) : whole_(whole), where_(where) {
         if (!where.first_query.shared() || !where.first_key.shared())
-            throw argument_error(name, "positions", "are given for each batch entry, but ranks hold the same tokens of all");
+            detail::raise(argument_error(name, "positions", "are given for each batch entry, but ranks hold the same tokens of all"));
         detail::check_shape<float>(name, "v", whole.values);
         detail::check_pattern(name, pattern, whole, where, whole.queries.heads);
         detail::check_positions(name, "positions.first_query", where.first_query[0], whole.queries.tokens);
@@ -96,7 +96,7 @@ private:
     }
     static void check_cuts(std::string_view argument, const std::vector<index_t>& cuts, index_t tokens) {
         if (cuts.size() < 2 || cuts.front() != 0 || cuts.back() != tokens || !std::ranges::is_sorted(cuts))
-            throw shape_error(name, argument, "must rise from 0 to the ", tokens, " tokens, one more than there are ranks");
+            detail::raise(shape_error(name, argument, "must rise from 0 to the ", tokens, " tokens, one more than there are ranks"));
     }
 
     /// What the first `rank` of `ranks` have of a number.

@@ -24,7 +24,8 @@ public:
     /// Checks a rank's part as a call of its own: what the rule takes of each token is a rank's as its keys are.
     static void check(const operation& op, const partition& parts, index_t, const inputs<T>& in) {
         if (parts.query_cuts().cuts != parts.key_cuts().cuts)
-            throw argument_error(operation::name, "partition", "cuts queries and keys at different tokens, but they are of the same ones");
+            detail::raise(
+                argument_error(operation::name, "partition", "cuts queries and keys at different tokens, but they are of the same ones"));
         op.check(in);
     }
     index_t fingerprint() const { return sizes_.by_channel * 4 + sizes_.decays * 2 + sizes_.erases; }

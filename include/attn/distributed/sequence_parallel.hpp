@@ -69,14 +69,14 @@ template <Scalar T>
 inputs<T> own_inputs(std::string_view operation, const partition& parts, index_t rank, index_t ranks, const inputs<T>& in) {
     constexpr std::string_view name = "sequence_parallel";
     if (parts.ranks() != ranks)
-        throw argument_error(name, "partition", "is for ", parts.ranks(), " ranks, but the communicator has ", ranks);
+        detail::raise(argument_error(name, "partition", "is for ", parts.ranks(), " ranks, but the communicator has ", ranks));
     const auto &first_query = in.positions.first_query, &first_key = in.positions.first_key;
     if (!first_query.shared() || !first_key.shared() || first_query[0] != 0 || first_key[0] != 0)
-        throw argument_error(name, "positions", "are given, but they are the partition's");
+        detail::raise(argument_error(name, "positions", "are given, but they are the partition's"));
     const auto own = parts.shapes(rank), given = shapes_of(in);
     const auto check = [&](std::string_view argument, const shape& has, const shape& expected) {
         if (has != expected)
-            throw shape_error(name, argument, "has shape ", has, ", but rank ", rank, " of the partition holds ", expected);
+            detail::raise(shape_error(name, argument, "has shape ", has, ", but rank ", rank, " of the partition holds ", expected));
     };
     check("q", given.queries, own.queries);
     check("k", given.keys, own.keys);

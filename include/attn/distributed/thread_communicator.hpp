@@ -23,7 +23,7 @@ public:
     void wait(request& asked) { box_->wait(asked, refuse); }
 
 private:
-    static void refuse() { throw rank_error("thread_communicator: another rank has thrown"); }
+    static void refuse() { detail::raise(rank_error("thread_communicator: another rank has thrown")); }
 
     detail::mailbox* box_;
     index_t rank_, size_;
@@ -32,7 +32,7 @@ private:
 /// Calls body(communicator) on `ranks` threads at once, each a rank, and returns when all are done. If one throws, what the others wait for
 /// throws rank_error, and the first exception reaches the caller. Throws argument_error unless there is a rank.
 void on_thread_ranks(index_t ranks, const auto& body) {
-    if (ranks < 1) throw argument_error("on_thread_ranks", "ranks", "must be at least 1, not ", ranks);
+    if (ranks < 1) detail::raise(argument_error("on_thread_ranks", "ranks", "must be at least 1, not ", ranks));
     detail::mailbox box;
     detail::run_on_threads(
         ranks,

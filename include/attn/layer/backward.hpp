@@ -98,8 +98,8 @@ template <DifferentiableLayer L>
 void check_kept(const L& layer, const layer_inputs<typename L::scalar>& in, const workspace& kept) {
     const auto needed = layer.kept_bytes(in.tokens.shape(), in.context.shape());
     if (kept.size_bytes() < needed)
-        throw argument_error(L::name, "kept", "has ", kept.size_bytes(), " bytes, but the gradient for tokens of shape ", in.tokens.shape(),
-                             " needs ", needed);
+        detail::raise(argument_error(L::name, "kept", "has ", kept.size_bytes(), " bytes, but the gradient for tokens of shape ",
+                                     in.tokens.shape(), " needs ", needed));
 }
 
 /// Throws attention_error unless the gradients of a call can be computed.
@@ -113,9 +113,9 @@ void check_layer_backward(const L& layer, const layer_inputs<typename L::scalar>
         refuse_result(L::name, "d_out", d_out.shape(), expected);
     check_kept(layer, in, kept);
     if (wanted.context.data() && !in.context.data())
-        throw argument_error(L::name, "wanted.context", "is asked for, but there is no context");
+        detail::raise(argument_error(L::name, "wanted.context", "is asked for, but there is no context"));
     if (wanted.value_context.data() && !in.value_context.data())
-        throw argument_error(L::name, "wanted.value_context", "is asked for, but there is no value_context");
+        detail::raise(argument_error(L::name, "wanted.value_context", "is asked for, but there is no value_context"));
     const auto for_each = [&](const auto& visit) {
         visit("wanted.tokens", wanted.tokens, in.tokens.shape(), true);
         visit("wanted.context", wanted.context, in.context.shape(), true);

@@ -17,14 +17,15 @@ template <class A, Scalar T>
 void append_and_attend(const A& attention, const inputs<T>& in, sequence<T>& cache, const tensor_view<T>& out, const execution& run) {
     const auto before = cache.size();
     cache.append(in.keys, in.values);
-    try {
+    const auto attend_to_all = [&] {
         const sequence_call<A, T> call(attention, in.queries, in.positions.first_query[0], cache, outputs<T>{out});
         call.check();
         call.run(run);
-    } catch (...) {
+    };
+    try_catch(attend_to_all, [&] {
         cache.truncate(before);
-        throw;
-    }
+        throw_again();
+    });
 }
 
 } // namespace detail

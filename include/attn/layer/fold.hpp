@@ -78,7 +78,7 @@ windowed<L> fold_into(const N& norm, windowed<L> outer, parameters& folded, cons
 template <FoldableNorm N, Layer M, Layer F>
 transformer_block<identity_norm<typename M::scalar>, M, F> fold(const transformer_block<N, M, F>& block, parameters& folded,
                                                                 const std::string& name = "block") {
-    if (block.post_norm) throw argument_error("fold", "post_norm", "is true, but only norms in front of linears go into them");
+    if (block.post_norm) detail::raise(argument_error("fold", "post_norm", "is true, but only norms in front of linears go into them"));
     return {.attention = fold_into(block.attention_norm, block.attention, folded, name + ".attention"),
             .feed_forward = fold_into(block.feed_forward_norm, block.feed_forward, folded, name + ".feed_forward")};
 }

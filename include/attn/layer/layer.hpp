@@ -50,7 +50,7 @@ void check_tokens(std::string_view operation, std::string_view argument, const t
     check_rows(operation, argument, rows);
     const auto& s = rows.shape();
     if (s.heads != 1 || s.channels != channels)
-        throw shape_error(operation, argument, "has shape ", s, ", but (batch, 1, tokens, ", channels, ") is needed");
+        detail::raise(shape_error(operation, argument, "has shape ", s, ", but (batch, 1, tokens, ", channels, ") is needed"));
 }
 
 /// A view that says where memory will be: for checks, which read no element.
@@ -107,7 +107,7 @@ void check_layer_output(const L& layer, const layer_inputs<typename L::scalar>& 
     check_writable(L::name, "out", out);
     const auto apart = [&](std::string_view name, const tensor_view<const T>& input, bool may_be_out) {
         if (may_be_out && out.data() == input.data() && out.strides() == input.strides() && out.shape() == input.shape()) return;
-        if (overlap(out, input)) throw shape_error(L::name, "out", "of shape ", out.shape(), " overlaps ", name);
+        if (overlap(out, input)) detail::raise(shape_error(L::name, "out", "of shape ", out.shape(), " overlaps ", name));
     };
     const output_memory memory(L::name, "out", out);
     layer.check_apart(memory);

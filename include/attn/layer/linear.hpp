@@ -39,8 +39,8 @@ struct linear {
     void check(std::string_view operation, std::string_view argument, index_t needed_outputs, index_t needed_inputs) const {
         detail::check_linear(operation, argument, view());
         if (inputs() != needed_inputs || outputs() != needed_outputs)
-            throw shape_error(operation, argument, "has a weight of shape ", weight.shape(), ", but ", needed_outputs, " outputs of ",
-                              needed_inputs, " inputs are needed");
+            detail::raise(shape_error(operation, argument, "has a weight of shape ", weight.shape(), ", but ", needed_outputs,
+                                      " outputs of ", needed_inputs, " inputs are needed"));
     }
     void check(const layer_inputs<T>& in) const {
         detail::check_linear(name, "weight", view());
@@ -78,7 +78,7 @@ struct linear {
         std::span<T> bias = {};     ///< also where the layer has none
     };
     void for_each_gradient(const layer_inputs<T>&, const gradients& wanted, const auto& visit) const {
-        if (products.rounded()) throw argument_error(name, "products", "are of numbers that are rounded, which has no gradient");
+        if (products.rounded()) detail::raise(argument_error(name, "products", "are of numbers that are rounded, which has no gradient"));
         visit("wanted.weight", wanted.weight, weight.shape(), true);
         visit("wanted.bias", detail::as_row(wanted.bias), shape{.tokens = 1, .channels = outputs()}, true);
     }
@@ -145,7 +145,7 @@ template <std::size_t count, Scalar T>
     if (outputs == std::array<index_t, count>{} && given % parts == 0) outputs.fill(given / parts);
     index_t left = given;
     for (const auto part : outputs) left = part < 0 || part > left ? -1 : left - part;
-    if (left != 0) throw shape_error("split_outputs", "outputs", "do not add up to the ", given, " of the linear");
+    if (left != 0) detail::raise(shape_error("split_outputs", "outputs", "do not add up to the ", given, " of the linear"));
     std::array<linear<T>, count> result;
     index_t first = 0;
     for (std::size_t i = 0; i < count; first += outputs[i++]) {

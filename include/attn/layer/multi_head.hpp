@@ -82,14 +82,15 @@ struct multi_head {
     bool gated() const { return gate.weight.data() != nullptr; }
 
     void check(const layer_inputs<T>& in) const {
-        if (heads < 1 || kv_heads < 1) throw argument_error(name, "heads", "are ", heads, " and ", kv_heads, ": one at least is needed");
+        if (heads < 1 || kv_heads < 1)
+            detail::raise(argument_error(name, "heads", "are ", heads, " and ", kv_heads, ": one at least is needed"));
         detail::check_tokens(name, "tokens", in.tokens, q.inputs());
         const auto& source = source_of(in);
         if constexpr (shares_queries) detail::check_shared_keys(name, A::name, k, heads, kv_heads, in);
         else if constexpr (reduces) reduce.check({source});
         else detail::check_tokens(name, in.context.data() ? "context" : "tokens", source, k.inputs());
         if (source.shape().batch != in.tokens.shape().batch)
-            throw shape_error(name, "context", "has shape ", source.shape(), ", but tokens have ", in.tokens.shape());
+            detail::raise(shape_error(name, "context", "has shape ", source.shape(), ", but tokens have ", in.tokens.shape()));
         if (in.value_context.data()) detail::check_value_context(name, in, v.inputs(), reduces);
         detail::check_heads(name, "q", q, q.inputs(), heads);
         if constexpr (!shares_queries) detail::check_heads(name, "k", k, reduced(source.shape()).channels, kv_heads);
@@ -137,16 +138,17 @@ struct multi_head {
         static_assert(!reduces && !shares_queries, "attn: keys that are reduced, or queries, are not kept in a cache");
         const auto& context = in.context.shape();
         if (in.tokens.shape().batch != 1)
-            throw shape_error(name, "tokens", "has shape ", in.tokens.shape(), ", but a cache is of one sequence");
+            detail::raise(shape_error(name, "tokens", "has shape ", in.tokens.shape(), ", but a cache is of one sequence"));
         if (!in.context.data() && in.positions.given())
-            throw argument_error(name, "positions", "are given, but a cache has those of the tokens");
+            detail::raise(argument_error(name, "positions", "are given, but a cache has those of the tokens"));
         if (rotation && cache.turns_from(0).turn_rows())
-            throw argument_error(name, "rotation", "is given, but the cache turns queries and keys itself");
+            detail::raise(argument_error(name, "rotation", "is given, but the cache turns queries and keys itself"));
         check(in.context.data() ? in : beside(in, cache));
         if (in.context.data() && in.positions.first_key[0] != 0)
-            throw argument_error(name, "positions.first_key", "is ", in.positions.first_key[0], ", but the keys of a cache begin at 0");
+            detail::raise(
+                argument_error(name, "positions.first_key", "is ", in.positions.first_key[0], ", but the keys of a cache begin at 0"));
         if (in.context.data() && cache.size() > 0 && cache.size() != context.tokens)
-            throw shape_error(name, "context", "has shape ", context, ", but the cache has ", cache.size(), " tokens of another");
+            detail::raise(shape_error(name, "context", "has shape ", context, ", but the cache has ", cache.size(), " tokens of another"));
         const auto s = shapes(in.tokens.shape(), source_of(beside(in, cache)).shape());
         cache.check_append(s.keys, s.values);
     }

@@ -59,7 +59,7 @@ template <Scalar T, Attention A = softmax_attention<>, detail::NamedTensors P>
     using result_name = detail::linear_names<1>;
     static constexpr std::array results{result_name{"out"},  result_name{"out_proj"},     result_name{"o_proj"},   result_name{"o"},
                                         result_name{"proj"}, result_name{"output.dense"}, result_name{"to_out.0"}, result_name{"wo"}};
-    if (heads < 1) throw argument_error("get_multi_head", "heads", "are ", heads, ": one at least is needed");
+    if (heads < 1) detail::raise(argument_error("get_multi_head", "heads", "are ", heads, ": one at least is needed"));
     const auto name = detail::names_in<3>(weights, prefix, known);
     const auto linear_of = [&](const char* own) { return weights.template get_linear<T>(prefix + own); };
     multi_head<T, A> layer{.heads = heads, .q = linear_of(name[0]), .v = {}, .out = {}, .attention = attention};

@@ -22,8 +22,8 @@ public:
         const auto outputs = gate.outputs(), all = x.heads * x.channels;
         gate.check(operation, "gate", outputs, inputs);
         if (outputs != all && outputs != x.heads)
-            throw shape_error(operation, "gate", "has a weight of shape ", gate.weight.shape(), ", but ", all, " outputs are needed, or ",
-                              x.heads, ", one a head");
+            detail::raise(shape_error(operation, "gate", "has a weight of shape ", gate.weight.shape(), ", but ", all,
+                                      " outputs are needed, or ", x.heads, ", one a head"));
     }
 
     /// Writes x sigmoid(logits) to `to`, which may be x.

@@ -13,6 +13,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// A tensor that is missing or is not as it should be, by name; or a file that is not what it says.
 struct parameter_error : attention_error {
+    static constexpr error_kind kind = error_kind::parameter;
     using attention_error::attention_error;
 };
 
@@ -155,7 +156,7 @@ public:
     }
     /// Throws parameter_error about the tensor.
     [[noreturn, gnu::cold]] static void refuse(std::string_view name, const auto&... problem) {
-        throw parameter_error(detail::joined({"tensor \"", name, "\" ", detail::piece_of(problem)...}));
+        detail::raise(parameter_error(detail::joined({"tensor \"", name, "\" ", detail::piece_of(problem)...})));
     }
 
 private:

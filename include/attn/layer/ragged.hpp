@@ -31,8 +31,8 @@ void check_ragged(const L& layer, const ragged& batch, const layer_inputs<typena
         const auto part = inputs_of_entry(batch, in, e);
         layer.check(part);
         if (const auto to = layer.output_shape(part.tokens.shape()); to.tokens != part.tokens.shape().tokens)
-            throw shape_error(L::name, "tokens", "of shape ", part.tokens.shape(), " become ", to,
-                              ": another number of them has no starts");
+            detail::raise(
+                shape_error(L::name, "tokens", "of shape ", part.tokens.shape(), " become ", to, ": another number of them has no starts"));
     }
 }
 

@@ -35,11 +35,11 @@ public:
     void check(std::string_view operation, std::string_view argument, const shape& x, index_t count) const {
         if (in_table_) return check_table(operation, argument, x, count);
         if (!first_.fits(x.batch))
-            throw shape_error(operation, argument, "has shape ", x, ", but there are ", first_.count(), " positions");
+            detail::raise(shape_error(operation, argument, "has shape ", x, ", but there are ", first_.count(), " positions"));
         for (index_t b = 0; b < (first_.shared() ? std::min<index_t>(x.batch, 1) : x.batch); ++b)
             if (x.tokens > 0 && (first_[b] < 0 || first_[b] > count - x.tokens))
-                throw argument_error(operation, argument, "lies at positions ", first_[b], " to ",
-                                     detail::saturating_sum(first_[b], x.tokens - 1), ", but rotary has 0 to ", count - 1);
+                detail::raise(argument_error(operation, argument, "lies at positions ", first_[b], " to ",
+                                             detail::saturating_sum(first_[b], x.tokens - 1), ", but rotary has 0 to ", count - 1));
     }
     void check_apart(const output_memory& out) const {
         if (in_table_) out.require_apart("the positions", of_tokens_);
@@ -51,12 +51,13 @@ private:
         const auto& s = of_tokens_.shape();
         detail::check_view(operation, "positions", of_tokens_);
         if ((s.batch != 1 && s.batch != x.batch) || s.heads != 1 || s.tokens != x.tokens || s.channels < 1)
-            throw shape_error(operation, "positions", "have shape ", s, ", but ", argument, " has ", x);
+            detail::raise(shape_error(operation, "positions", "have shape ", s, ", but ", argument, " has ", x));
         for (index_t b = 0; b < s.batch; ++b)
             for (index_t r = 0; r < s.tokens; ++r)
                 for (index_t a = 0; a < s.channels; ++a)
                     if (const auto p = of_tokens_(b, 0, r, a); p < 0 || p >= count)
-                        throw argument_error(operation, argument, "has a token at position ", p, ", but rotary has 0 to ", count - 1);
+                        detail::raise(
+                            argument_error(operation, argument, "has a token at position ", p, ", but rotary has 0 to ", count - 1));
     }
 
     per_batch first_ = 0;
@@ -108,8 +109,9 @@ public:
         detail::check_view(name, "cosines", cosines);
         detail::check_view(name, "sines", sines);
         const auto &c = cosines.shape(), &s = sines.shape();
-        if (c.batch != 1 || c.heads != 1) throw shape_error(name, "cosines", "have shape ", c, ", but (1, 1, positions, pairs) is needed");
-        if (s != c) throw shape_error(name, "sines", "have shape ", s, ", but the cosines have ", c);
+        if (c.batch != 1 || c.heads != 1)
+            detail::raise(shape_error(name, "cosines", "have shape ", c, ", but (1, 1, positions, pairs) is needed"));
+        if (s != c) detail::raise(shape_error(name, "sines", "have shape ", s, ", but the cosines have ", c));
         reserve();
         for (index_t t = 0; t < c.tokens; ++t)
             for (index_t p = 0; p < c.channels; ++p) turns_.push_back({cosines(0, 0, t, p), sines(0, 0, t, p)});
@@ -118,8 +120,8 @@ public:
     /// Throws attention_error if x has fewer channels, or positions that the table has not.
     void check(std::string_view operation, std::string_view argument, const shape& x, const rotary_positions& where) const {
         if (x.channels < detail::product(where.axes(), channels_))
-            throw shape_error(operation, argument, "has shape ", x, ", but rotary turns ", channels_, " channels",
-                              (where.axes() > 1 ? " for each of " + std::to_string(where.axes()) + " axes" : ""));
+            detail::raise(shape_error(operation, argument, "has shape ", x, ", but rotary turns ", channels_, " channels",
+                                      (where.axes() > 1 ? " for each of " + std::to_string(where.axes()) + " axes" : "")));
         where.check(operation, argument, x, max_positions_);
     }
     void check_apart(const output_memory& out) const {

@@ -37,7 +37,7 @@ struct rotary_frequencies {
     /// 4. "NTK-aware" scaling, bloc97 2023.
     static rotary_frequencies ntk(index_t channels, double factor, double base = 10000) {
         check(channels, base, factor);
-        if (channels < 4) throw argument_error("rotary_frequencies", "channels", "are ", channels, ", but ntk needs 4 at least");
+        if (channels < 4) detail::raise(argument_error("rotary_frequencies", "channels", "are ", channels, ", but ntk needs 4 at least"));
         const auto c = static_cast<double>(channels);
         return geometric(channels, base * simd::pow(factor, c / (c - 2)));
     }
@@ -52,7 +52,7 @@ struct rotary_frequencies {
         require("training_length", static_cast<double>(training_length));
         require("beta_fast", beta_fast);
         require("beta_slow", beta_slow);
-        if (base == 1) throw argument_error("rotary_frequencies", "base", "is 1: yarn divides by its logarithm");
+        if (base == 1) detail::raise(argument_error("rotary_frequencies", "base", "is 1: yarn divides by its logarithm"));
         constexpr double two_pi = 6.283185307179586;
         const auto c = static_cast<double>(channels);
         const auto length = static_cast<double>(training_length);
@@ -72,11 +72,11 @@ struct rotary_frequencies {
 private:
     static void require(const char* argument, double number) {
         if (!(number > 0 && std::isfinite(number)))
-            throw argument_error("rotary_frequencies", argument, "is ", number, ", but must be above 0 and finite");
+            detail::raise(argument_error("rotary_frequencies", argument, "is ", number, ", but must be above 0 and finite"));
     }
     static void check(index_t channels, double base, double factor) {
         if (channels < 0 || channels % 2 != 0)
-            throw argument_error("rotary", "channels", "are ", channels, ", but they are turned in pairs");
+            detail::raise(argument_error("rotary", "channels", "are ", channels, ", but they are turned in pairs"));
         detail::check_shape<double>("rotary", "channels", {.tokens = 1, .channels = channels});
         require("base", base);
         require("factor", factor);

@@ -53,7 +53,7 @@ inline parameters read_safetensors(const std::string& path) {
 /// does; and as safetensors_of does.
 inline void write_safetensors(const std::string& path, const parameters& weights) {
     namespace files = std::filesystem;
-    if (path.ends_with(".json")) throw parameter_error(path + ": a safetensors file does not end in .json, as an index does");
+    if (path.ends_with(".json")) detail::raise(parameter_error(path + ": a safetensors file does not end in .json, as an index does"));
     const detail::file_image image(weights);
     std::error_code error;
     const auto before = files::status(path, error);
@@ -71,7 +71,7 @@ inline void write_safetensors(const std::string& path, const parameters& weights
     if (!error && !is_device) files::rename(written, target, error);
     if (!error) return;
     if (!is_device) files::remove(written, error);
-    throw parameter_error(path + ": cannot be written");
+    detail::raise(parameter_error(path + ": cannot be written"));
 }
 
 } // namespace attn

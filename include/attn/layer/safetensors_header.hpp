@@ -82,7 +82,7 @@ public:
 
 private:
     [[noreturn]] void fail(const std::string& problem) const {
-        throw parameter_error(what_ + ", at byte " + std::to_string(at_) + ": " + problem);
+        detail::raise(parameter_error(what_ + ", at byte " + std::to_string(at_) + ": " + problem));
     }
     void end() {
         skip_spaces();

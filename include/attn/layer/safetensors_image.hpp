@@ -72,7 +72,7 @@ private:
     static std::string text_of(const std::map<std::string, std::string>& metadata) {
         std::string texts = "{";
         for (const auto& [key, text] : metadata) {
-            if (!is_utf8(key) || !is_utf8(text)) throw parameter_error("metadata \"" + key + "\" is not UTF-8");
+            if (!is_utf8(key) || !is_utf8(text)) detail::raise(parameter_error("metadata \"" + key + "\" is not UTF-8"));
             texts.append(texts.size() > 1 ? "," : "").append(quoted(key)).append(":").append(quoted(text));
         }
         return texts.append("}");

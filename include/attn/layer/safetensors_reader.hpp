@@ -64,7 +64,7 @@ struct file_header {
 
 /// Reads the header of a file of so many bytes: read(to, count) has the next ones of them. What it says fits the file: all is checked here.
 file_header read_header(std::uint64_t file_bytes, auto& read) {
-    const auto refuse = [](const auto&... problem) { throw parameter_error(joined({"safetensors: ", piece_of(problem)...})); };
+    const auto refuse = [](const auto&... problem) { detail::raise(parameter_error(joined({"safetensors: ", piece_of(problem)...}))); };
     if (file_bytes < 8) refuse("the file has ", file_bytes, " bytes, too few for a header");
     std::uint64_t header_bytes = 0;
     const auto length = reinterpret_cast<char*>(&header_bytes);
@@ -137,7 +137,7 @@ public:
     }
 
 private:
-    [[noreturn]] static void fail() { throw parameter_error("cannot be read"); }
+    [[noreturn]] static void fail() { detail::raise(parameter_error("cannot be read")); }
 
     std::ifstream in_;
     std::uint64_t bytes_ = 0;
@@ -145,14 +145,12 @@ private:
 
 /// What f() returns; its errors get the name of the file.
 auto with_name_of(const std::string& path, const auto& f) {
-    try {
-        return f();
-    } catch (const parameter_error& error) { throw parameter_error(path + ": " + error.what()); }
+    return try_catch<parameter_error>(f, [&](const auto& error) -> decltype(f()) { raise(parameter_error(path + ": " + error.what())); });
 }
 
 /// All that is in the files of an index, which is at that path.
 inline parameters read_shards(const std::string& path, file_reader& index) {
-    if (index.bytes() > max_header) throw parameter_error("an index has no " + std::to_string(index.bytes()) + " bytes");
+    if (index.bytes() > max_header) detail::raise(parameter_error("an index has no " + std::to_string(index.bytes()) + " bytes"));
     std::string text(static_cast<std::size_t>(index.bytes()), '\0');
     index(text.data(), text.size());
     const auto file_of = json_parser(text).index();

@@ -19,7 +19,8 @@ void fill_sinusoidal_positions(const tensor_view<T>& table, index_t first = 0, d
     const auto& s = table.shape();
     detail::check_view("fill_sinusoidal_positions", "table", table);
     if (s.batch != 1 || s.heads != 1)
-        throw shape_error("fill_sinusoidal_positions", "table", "has shape ", s, ", not that of a matrix (1, 1, positions, channels)");
+        detail::raise(
+            shape_error("fill_sinusoidal_positions", "table", "has shape ", s, ", not that of a matrix (1, 1, positions, channels)"));
     detail::check_writable("fill_sinusoidal_positions", "table", table);
     detail::check_positions("fill_sinusoidal_positions", "first", first, s.tokens);
     for (index_t r = 0; r < s.tokens; ++r)

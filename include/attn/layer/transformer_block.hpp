@@ -143,7 +143,7 @@ private:
     bool is_post() const { return has_norms && post_norm; }
     /// check_attention: checks the attention's inputs.
     void check(const layer_inputs<scalar>& in, const auto& check_attention) const {
-        if (in.residual.data()) throw argument_error(name, "residual", "is given, but a block adds its own tokens");
+        if (in.residual.data()) detail::raise(argument_error(name, "residual", "is given, but a block adds its own tokens"));
         detail::check_tokens(name, "tokens", in.tokens, in.tokens.shape().channels);
         const auto& s = in.tokens.shape();
         attention_norm.check(s);
@@ -228,7 +228,7 @@ private:
         return std::max({of(attention_norm, {}), of(attention, context), of(feed_forward_norm, {}), of(feed_forward, {})});
     }
     static void check_kept(std::string_view argument, const shape& result, const shape& tokens) {
-        if (result != tokens) throw shape_error(name, argument, "makes ", result, " of tokens of shape ", tokens);
+        if (result != tokens) detail::raise(shape_error(name, argument, "makes ", result, " of tokens of shape ", tokens));
     }
     /// The normalised tokens, behind the memory of what is inside.
     tensor_view<scalar> take_normal(detail::scratch& memory, const shape& s, const shape& context, index_t concurrency) const {

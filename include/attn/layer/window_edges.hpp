@@ -38,10 +38,10 @@ void check_edges(std::string_view operation, const window_grid& grid, const auto
             for (index_t h = 0; h < heads; ++h)
                 for (const auto& [i, j] : {std::pair{a, b}, std::pair{b, a}})
                     if (shows(layer.attention, window, h, where.first_query[window] + i, where.first_key[window] + j))
-                        throw argument_error(
+                        detail::raise(argument_error(
                             operation, "layer", "shows token ", j, " of window ", window, " to token ", i, ", but the shift of ",
                             grid.shift_height, " x ", grid.shift_width,
-                            " took them from opposite edges of the grid: its attention needs the pattern grid.shift_segments()");
+                            " took them from opposite edges of the grid: its attention needs the pattern grid.shift_segments()"));
         };
         const auto across = grid.width / grid.window_width, width = grid.window_width;
         const auto row = (grid.window_height - grid.shift_height) * width, column = width - grid.shift_width; // the first that were shifted

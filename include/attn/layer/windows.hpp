@@ -85,19 +85,20 @@ struct window_grid {
     void check_sizes(std::string_view operation) const {
         const auto grid = std::to_string(height) + " x " + std::to_string(width),
                    window = std::to_string(window_height) + " x " + std::to_string(window_width);
-        if (height < 1 || width < 1) throw argument_error(operation, "grid", "of ", grid, " tokens is empty");
-        if (detail::product(height, width) > max_bytes) throw argument_error(operation, "grid", "of ", grid, " tokens is too large");
+        if (height < 1 || width < 1) detail::raise(argument_error(operation, "grid", "of ", grid, " tokens is empty"));
+        if (detail::product(height, width) > max_bytes)
+            detail::raise(argument_error(operation, "grid", "of ", grid, " tokens is too large"));
         if (window_height < 1 || window_width < 1 || height % window_height != 0 || width % window_width != 0)
-            throw argument_error(operation, "window", "of ", window, " tokens does not divide the grid of ", grid);
+            detail::raise(argument_error(operation, "window", "of ", window, " tokens does not divide the grid of ", grid));
         if (shift_height < 0 || shift_width < 0 || shift_height >= window_height || shift_width >= window_width)
-            throw argument_error(operation, "shift", "of ", shift_height, " x ", shift_width, " tokens does not lie within the window of ",
-                                 window);
+            detail::raise(argument_error(operation, "shift", "of ", shift_height, " x ", shift_width,
+                                         " tokens does not lie within the window of ", window));
     }
     /// Throws attention_error unless windows and shifts fit the grid, and the tensor `argument` holds the tokens of the grid.
     void check_tokens(std::string_view operation, std::string_view argument, const shape& tokens) const {
         check_sizes(operation);
         if (tokens.tokens != height * width)
-            throw shape_error(operation, argument, "has shape ", tokens, ", but the grid has ", height * width, " tokens");
+            detail::raise(shape_error(operation, argument, "has shape ", tokens, ", but the grid has ", height * width, " tokens"));
     }
 };
 
@@ -114,9 +115,9 @@ void check_windows(const window_grid& grid, const tensor_view<const T>& from, co
     grid.check_tokens(operation, "image", image);
     const auto expected = grid.windows_of(image);
     if (windows != expected)
-        throw shape_error(operation, "windows", "has shape ", windows, ", but the image of shape ", image, " gives ", expected);
+        detail::raise(shape_error(operation, "windows", "has shape ", windows, ", but the image of shape ", image, " gives ", expected));
     check_writable(operation, to_name, to);
-    if (overlap(to, from)) throw shape_error(operation, to_name, "of shape ", to.shape(), " overlaps ", from_name);
+    if (overlap(to, from)) detail::raise(shape_error(operation, to_name, "of shape ", to.shape(), " overlaps ", from_name));
 }
 
 /// Calls f(image, token of the image, window, token of the window) for each token, in parallel: window w of image b is entry b windows() +

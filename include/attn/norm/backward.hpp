@@ -45,7 +45,7 @@ void check_norm_gradients(std::string_view operation, const tensor_view<const T>
                           const auto& for_each, const auto& require_apart) {
     check_rows(operation, "x", x);
     check_rows(operation, "d_out", d_out);
-    if (d_out.shape() != x.shape()) throw shape_error(operation, "d_out", "has shape ", d_out.shape(), ", but x has ", x.shape());
+    if (d_out.shape() != x.shape()) detail::raise(shape_error(operation, "d_out", "has shape ", d_out.shape(), ", but x has ", x.shape()));
     check_gradients<T>(operation, for_each, [&](const output_memory& memory) {
         memory.require_apart("x", x);
         memory.require_apart("d_out", d_out);
@@ -57,7 +57,7 @@ void check_norm_gradients(std::string_view operation, const tensor_view<const T>
 template <Scalar T>
 void visit_parameters(std::string_view operation, std::array<std::string_view, 2> names, const norm_gradients<T>& wanted, index_t channels,
                       bool has_bias, const auto& visit) {
-    if (!wanted.bias.empty() && !has_bias) throw argument_error(operation, names[1], "is asked for, but the norm has no bias");
+    if (!wanted.bias.empty() && !has_bias) detail::raise(argument_error(operation, names[1], "is asked for, but the norm has no bias"));
     visit(names[0], as_row(wanted.weight), shape{.tokens = 1, .channels = channels}, true);
     visit(names[1], as_row(wanted.bias), shape{.tokens = 1, .channels = channels}, true);
 }

@@ -57,11 +57,11 @@ struct batch_norm {
     void check(std::string_view operation, const shape& x) const {
         check_parameters(operation, x);
         if (x.channels > 0 && mean.empty() && !batch_statistics)
-            throw argument_error(
+            detail::raise(argument_error(
                 operation, "mean",
-                "is missing, and variance: inference needs running statistics, or batch_statistics = true to take those of x");
+                "is missing, and variance: inference needs running statistics, or batch_statistics = true to take those of x"));
         if (!mean.empty() && batch_statistics)
-            throw argument_error(operation, "batch_statistics", "is true, but mean and variance are given too");
+            detail::raise(argument_error(operation, "batch_statistics", "is true, but mean and variance are given too"));
     }
     /// Throws attention_error unless the parameters fit: all that is checked for training, which needs no statistics.
     void check_parameters(std::string_view operation, const shape& x) const {
@@ -70,11 +70,11 @@ struct batch_norm {
         detail::check_parameter(operation, "mean", mean, x);
         detail::check_parameter(operation, "variance", variance, x);
         if (mean.size() != variance.size())
-            throw argument_error(operation, mean.empty() ? "mean" : "variance",
-                                 "is missing: mean and variance are given together, or neither");
+            detail::raise(argument_error(operation, mean.empty() ? "mean" : "variance",
+                                         "is missing: mean and variance are given together, or neither"));
         detail::check_eps(operation, eps);
         if (momentum && !(*momentum >= 0 && *momentum <= 1))
-            throw argument_error(operation, "momentum", "is ", *momentum, ", but must lie between 0 and 1");
+            detail::raise(argument_error(operation, "momentum", "is ", *momentum, ", but must lie between 0 and 1"));
     }
     static std::size_t workspace_bytes(const shape& x, index_t concurrency, bool narrow, bool takes_statistics) {
         detail::scratch counted;
@@ -150,12 +150,13 @@ void check_training(std::string_view operation, const tensor_view<const T>& x, c
     memory.require_apart("statistics.mean", std::span(statistics.mean));
     memory.require_apart("statistics.variance", std::span(statistics.variance));
     if (std::ssize(statistics.mean) != s.channels || std::ssize(statistics.variance) != s.channels)
-        throw shape_error(operation, "statistics", "are of ", statistics.mean.size(), " channels, but x has shape ", s);
+        detail::raise(shape_error(operation, "statistics", "are of ", statistics.mean.size(), " channels, but x has shape ", s));
     if (takes_statistics) check_tokens_for_variance(operation, mask, s);
 }
 /// Throws argument_error if gamma is given, but not between 0 and 1.
 inline void check_gamma(std::string_view operation, const std::optional<double>& gamma) {
-    if (gamma && !(*gamma >= 0 && *gamma <= 1)) throw argument_error(operation, "gamma", "is ", *gamma, ", but must lie between 0 and 1");
+    if (gamma && !(*gamma >= 0 && *gamma <= 1))
+        detail::raise(argument_error(operation, "gamma", "is ", *gamma, ", but must lie between 0 and 1"));
 }
 
 /// Bytes of workspace that a training call of the norm needs.
@@ -221,7 +222,7 @@ public:
         detail::check_rows(name, "x", x);
         detail::check_mask(name, mask, x.shape());
         if (x.shape().channels != std::ssize(mean_))
-            throw shape_error(name, "x", "has shape ", x.shape(), ", but the statistics are of ", mean_.size(), " channels");
+            detail::raise(shape_error(name, "x", "has shape ", x.shape(), ", but the statistics are of ", mean_.size(), " channels"));
         run.reserve(name, "x", x.shape(), workspace_bytes<T>(x.shape(), run));
         if (x.shape().size() == 0) return;
         detail::scratch memory(run.workspace().bytes().data());
@@ -231,7 +232,7 @@ public:
     }
     /// Throws attention_error if fewer than two tokens were added.
     batch_norm_statistics statistics() const {
-        if (count_ < 2) throw shape_error(name, "x", "has given ", count_, " tokens, but a variance needs two");
+        if (count_ < 2) detail::raise(shape_error(name, "x", "has given ", count_, " tokens, but a variance needs two"));
         batch_norm_statistics result;
         result.mean = mean_;
         for (const auto squares : squares_) result.variance.push_back(squares / static_cast<double>(count_ - 1));

@@ -31,7 +31,7 @@ std::vector<channel_map> maps_to_fold(std::string_view operation, const Foldable
         else if constexpr (requires { norm.batch; }) return norm.batch;
         else return norm;
     }();
-    if (statistics.mean.empty()) throw argument_error(operation, "norm", "has no running statistics to fold");
+    if (statistics.mean.empty()) detail::raise(argument_error(operation, "norm", "has no running statistics to fold"));
     norm.check({.tokens = 1, .channels = channels});
     std::vector<channel_map> maps;
     for (index_t c = 0; c < channels; ++c) maps.push_back(norm.map_of(c));
@@ -43,9 +43,9 @@ void check_linear(std::string_view operation, std::string_view argument, const l
     const auto& s = linear.weight.shape();
     check_view(operation, argument, linear.weight);
     if (s.batch != 1 || s.heads != 1)
-        throw shape_error(operation, argument, "has a weight of shape ", s, ", not a matrix (1, 1, outputs, inputs)");
+        detail::raise(shape_error(operation, argument, "has a weight of shape ", s, ", not a matrix (1, 1, outputs, inputs)"));
     if (!linear.bias.empty() && std::ssize(linear.bias) != s.tokens)
-        throw shape_error(operation, argument, "has a bias of ", linear.bias.size(), " entries, but a weight of shape ", s);
+        detail::raise(shape_error(operation, argument, "has a bias of ", linear.bias.size(), " entries, but a weight of shape ", s));
 }
 
 template <Scalar T>
@@ -56,10 +56,11 @@ void check_folded(std::string_view operation, const linear_view<const T>& linear
     check_linear(operation, "folded", folded);
     const auto& s = linear.weight.shape();
     if (folded.weight.shape() != s)
-        throw shape_error(operation, "folded", "has a weight of shape ", folded.weight.shape(), ", but linear has ", s);
+        detail::raise(shape_error(operation, "folded", "has a weight of shape ", folded.weight.shape(), ", but linear has ", s));
     if (std::ssize(folded.bias) != s.tokens)
-        throw shape_error(operation, "folded", "has no bias, but the norm's goes there: ", s.tokens, " entries");
-    if (overlaps_itself(folded.weight)) throw shape_error(operation, "folded", "has a weight with strides by which its elements overlap");
+        detail::raise(shape_error(operation, "folded", "has no bias, but the norm's goes there: ", s.tokens, " entries"));
+    if (overlaps_itself(folded.weight))
+        detail::raise(shape_error(operation, "folded", "has a weight with strides by which its elements overlap"));
     const output_memory weight(operation, "folded.weight", folded.weight),
         bias(operation, "folded.bias", head_major(folded.bias.data(), {.tokens = 1, .channels = s.tokens}));
     const bool same_weight = folded.weight.data() == linear.weight.data() && folded.weight.strides() == linear.weight.strides() &&
@@ -91,7 +92,7 @@ template <class T, class F>
 void for_each_probe(std::string_view operation, const tensor_view<T>& probe, index_t inputs, const F& f) {
     const auto& s = probe.shape();
     if (!probe.data()) return;
-    if (s.channels != inputs) throw shape_error(operation, "probe", "has shape ", s, ", but the linear has ", inputs, " inputs");
+    if (s.channels != inputs) detail::raise(shape_error(operation, "probe", "has shape ", s, ", but the linear has ", inputs, " inputs"));
     std::vector<double> row(static_cast<std::size_t>(inputs));
     for_each_row(s, [&](index_t b, index_t h, index_t i) {
         for (index_t c = 0; c < inputs; ++c) row[static_cast<std::size_t>(c)] = static_cast<double>(probe(b, h, i, c));

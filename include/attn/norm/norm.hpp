@@ -54,12 +54,12 @@ struct row_parts {
 /// An input and an output: of one shape, and either exactly one memory, where that is allowed, or apart.
 template <class T>
 void check_same_or_apart(std::string_view operation, const stored_view<const T>& x, const stored_view<T>& out, bool in_place_allowed) {
-    if (out.shape() != x.shape()) throw shape_error(operation, "out", "has shape ", out.shape(), ", but x has ", x.shape());
+    if (out.shape() != x.shape()) detail::raise(shape_error(operation, "out", "has shape ", out.shape(), ", but x has ", x.shape()));
     check_writable(operation, "out", out);
     if (in_place_allowed && out.data() == x.data() && out.strides() == x.strides() && out.format() == x.format()) return;
     if (overlap(out, x)) {
-        throw shape_error(operation, "out", "of shape ", out.shape(), " overlaps x of shape ", x.shape(),
-                          (in_place_allowed ? " without being the same rows" : ": training is not done in place"));
+        detail::raise(shape_error(operation, "out", "of shape ", out.shape(), " overlaps x of shape ", x.shape(),
+                                  (in_place_allowed ? " without being the same rows" : ": training is not done in place")));
     }
 }
 
@@ -75,11 +75,11 @@ void check_rows(std::string_view operation, const stored_view<const T>& x, const
 template <class T>
 void check_parameter(std::string_view operation, std::string_view argument, std::span<const T> parameter, const shape& x) {
     if (!parameter.empty() && std::ssize(parameter) != x.channels)
-        throw shape_error(operation, argument, "has ", parameter.size(), " entries, but x has shape ", x);
+        detail::raise(shape_error(operation, argument, "has ", parameter.size(), " entries, but x has shape ", x));
 }
 
 inline void check_eps(std::string_view operation, double eps) {
-    if (!(eps > 0) || std::isinf(eps)) throw argument_error(operation, "eps", "is ", eps, ", but must be above 0 and finite");
+    if (!(eps > 0) || std::isinf(eps)) detail::raise(argument_error(operation, "eps", "is ", eps, ", but must be above 0 and finite"));
 }
 
 } // namespace detail

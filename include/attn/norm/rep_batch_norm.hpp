@@ -57,11 +57,12 @@ template <Scalar T>
 batch_norm<T> reparameterised(const rep_batch_norm<T>& norm, std::span<T> weight, std::span<T> bias) {
     const auto& from = norm.batch;
     const shape channels{.tokens = 1, .channels = std::ssize(from.mean)};
-    if (from.mean.empty()) throw argument_error(norm.name, "mean", "is missing: only a norm with running statistics is re-parameterised");
+    if (from.mean.empty())
+        detail::raise(argument_error(norm.name, "mean", "is missing: only a norm with running statistics is re-parameterised"));
     norm.check(channels);
     for (const auto& [argument, memory] : {std::pair("weight'", weight), std::pair("bias'", bias)})
         if (memory.size() != from.mean.size())
-            throw shape_error(norm.name, argument, "has ", memory.size(), " entries, but the norm has ", from.mean.size());
+            detail::raise(shape_error(norm.name, argument, "has ", memory.size(), " entries, but the norm has ", from.mean.size()));
     for (std::size_t c = 0; c < weight.size(); ++c) {
         const auto old_weight = from.weight.empty() ? 1 : static_cast<double>(from.weight[c]),
                    old_bias = from.bias.empty() ? 0 : static_cast<double>(from.bias[c]);

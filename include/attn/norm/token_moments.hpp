@@ -53,7 +53,7 @@ inline void check_mask(std::string_view operation, const token_mask& mask, const
     check_view(operation, "mask", mask);
     const auto& s = mask.shape();
     if (s.batch != x.batch || (s.heads != 1 && s.heads != x.heads) || s.tokens != x.tokens || s.channels != 1)
-        throw shape_error(operation, "mask", "has shape ", s, ", but x has ", x, ": it must be (batch, heads or 1, tokens, 1)");
+        detail::raise(shape_error(operation, "mask", "has shape ", s, ", but x has ", x, ": it must be (batch, heads or 1, tokens, 1)"));
 }
 
 inline bool counts(const token_mask& mask, index_t b, index_t h, index_t i) {
@@ -69,7 +69,8 @@ inline index_t counted_tokens(const token_mask& mask, const shape& x) {
 /// Throws shape_error if too few tokens count.
 inline void check_tokens_for_variance(std::string_view operation, const token_mask& mask, const shape& x) {
     if (const auto tokens = counted_tokens(mask, x); tokens < 2)
-        throw shape_error(operation, "x", "of shape ", x, " has ", tokens, " tokens that count, but training needs two for a variance");
+        detail::raise(
+            shape_error(operation, "x", "of shape ", x, " has ", tokens, " tokens that count, but training needs two for a variance"));
 }
 
 /// Adds a few rows to moments. In lanes, the sums of x - shift and of its squares, where shift is x of the first row; should that lie far

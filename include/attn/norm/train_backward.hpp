@@ -147,14 +147,14 @@ struct in_training {
     std::optional<double> gamma = {};
 
     void check(const shape& x) const {
-        if (!statistics) throw argument_error(name, "statistics", "are missing");
+        if (!statistics) detail::raise(argument_error(name, "statistics", "are missing"));
         if (std::ssize(statistics->mean) != x.channels)
-            throw shape_error(name, "statistics", "have ", statistics->mean.size(), " channels, but x has shape ", x);
+            detail::raise(shape_error(name, "statistics", "have ", statistics->mean.size(), " channels, but x has shape ", x));
         norm.check_parameters(name, x);
-        if (gamma && !is_progressive) throw argument_error(name, "gamma", "is given, but only a progressive norm has one");
+        if (gamma && !is_progressive) detail::raise(argument_error(name, "gamma", "is given, but only a progressive norm has one"));
         detail::check_gamma(name, gamma);
         if (const auto tokens = x.batch * x.heads * x.tokens; (gamma || !is_progressive) && tokens < 2)
-            throw shape_error(name, "x", "of shape ", x, " has fewer than two tokens, but training needs two for a variance");
+            detail::raise(shape_error(name, "x", "of shape ", x, " has fewer than two tokens, but training needs two for a variance"));
     }
     void check_apart(const output_memory& out) const { norm.check_apart(out); }
     std::size_t workspace_bytes(const shape& x, index_t concurrency, bool = false) const {

@@ -53,11 +53,9 @@ namespace detail {
 class first_exception {
 public:
     void keep_of(const auto& body) noexcept {
-        try {
-            body();
-        } catch (...) {
+        try_catch(body, [&] {
             if (!thrown_.test_and_set()) exception_ = std::current_exception();
-        }
+        });
     }
     /// Whether a body has thrown.
     bool any() const noexcept { return thrown_.test(); }
@@ -151,12 +149,14 @@ private:
         detail::first_exception failure;
         const auto work = [&](index_t slice) {
             failure.keep_of([&] {
-                try {
-                    for (auto task = next++; task < end; task = next++) body(task, slice);
-                } catch (...) {
-                    next = end;
-                    throw;
-                }
+                detail::try_catch(
+                    [&] {
+                        for (auto task = next++; task < end; task = next++) body(task, slice);
+                    },
+                    [&] {
+                        next = end;
+                        detail::throw_again();
+                    });
             });
         };
         parallel_for_(executor_, slices, work);
@@ -164,10 +164,10 @@ private:
     }
 
     [[noreturn, gnu::cold]] void refuse(std::string_view operation, std::string_view what, const shape& s, std::size_t bytes) const {
-        throw argument_error(
-            operation, "workspace",
-            detail::joined({"has ", std::to_string(workspace().size_bytes()), " bytes, but ", what, " of shape ", to_string(s), " on ",
-                            std::to_string(concurrency_), " threads needs ", std::to_string(bytes)}));
+        detail::raise(
+            argument_error(operation, "workspace",
+                           detail::joined({"has ", std::to_string(workspace().size_bytes()), " bytes, but ", what, " of shape ",
+                                           to_string(s), " on ", std::to_string(concurrency_), " threads needs ", std::to_string(bytes)})));
     }
 
     void* executor_;

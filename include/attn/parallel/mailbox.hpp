@@ -125,16 +125,17 @@ inline void run_on_threads(index_t count, function_ref body, function_ref on_fai
     first_exception failure;
     std::vector<std::thread> threads;
     threads.reserve(static_cast<std::size_t>(std::max<index_t>(0, count)));
-    try {
+    const auto begin_all = [&] {
         for (index_t i = 0; i < count; ++i)
             threads.emplace_back([&, i] {
                 failure.keep_of([&] { body(i); });
                 if (failure.any()) on_failure(i);
             });
-    } catch (...) { // no thread left to have
-        failure.keep_of([] { throw; });
+    };
+    try_catch(begin_all, [&] { // no thread left to have
+        failure.keep_of(throw_again);
         on_failure(std::ssize(threads));
-    }
+    });
     for (auto& thread : threads) thread.join();
     failure.rethrow();
 }

@@ -61,8 +61,8 @@ public:
 
     void parallel_for(index_t count, function_ref body) {
         if (is_elsewhere())
-            throw argument_error("thread_pool", "threads",
-                                 "are those of the process before fork, which a child does not have: make a pool there");
+            detail::raise(argument_error("thread_pool", "threads",
+                                         "are those of the process before fork, which a child does not have: make a pool there"));
         if (count <= 1 || !pool_ || pool_->CurrentThreadId() != -1) {
             for (index_t i = 0; i < count; ++i) body(i);
             return;
@@ -106,7 +106,7 @@ private:
     static index_t hardware_threads() { return std::max<index_t>(1, std::thread::hardware_concurrency()); }
     static index_t checked(index_t threads) {
         if (threads < 1 || threads > max_threads)
-            throw argument_error("thread_pool", "threads", "must be 1 to ", max_threads, ", not ", threads);
+            detail::raise(argument_error("thread_pool", "threads", "must be 1 to ", max_threads, ", not ", threads));
         return threads;
     }
 

@@ -25,7 +25,8 @@ public:
         for (index_t t = 0; t < drafts_; ++t) {
             const auto parent = parents[static_cast<std::size_t>(t)];
             if (parent < -1 || parent >= t)
-                throw argument_error("draft_tree", "parents", "say that draft ", t, " follows ", parent, ", which is no earlier one");
+                detail::raise(
+                    argument_error("draft_tree", "parents", "say that draft ", t, " follows ", parent, ", which is no earlier one"));
             for (auto j = t; j >= 0; j = parents[static_cast<std::size_t>(j)]) see(t, j);
         }
         words_ = std::make_shared<const std::vector<std::uint64_t>>(std::move(words));

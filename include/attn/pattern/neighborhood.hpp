@@ -205,8 +205,8 @@ private:
     }
     void check_rule() const {
         const auto refuse = [&](const auto&... problem) {
-            throw argument_error("neighborhood", "rule", "of the grid ", text_of(rule_.grid), " and the window ", text_of(rule_.window),
-                                 " ", problem...);
+            detail::raise(argument_error("neighborhood", "rule", "of the grid ", text_of(rule_.grid), " and the window ",
+                                         text_of(rule_.window), " ", problem...));
         };
         for (std::size_t a = 0; a < D; ++a) {
             if (std::min({rule_.grid[a], rule_.window[a], rule_.dilation[a], rule_.tile[a]}) < 1) refuse("has a number below 1");

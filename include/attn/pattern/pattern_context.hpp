@@ -23,7 +23,7 @@ struct pattern_context {
 
     /// Throws argument_error. `pattern` is the pattern with its numbers, "strided{0}".
     [[noreturn, gnu::cold]] void refuse(std::string_view pattern, const auto&... problem) const {
-        throw argument_error(operation, "pattern", pattern, " ", problem...);
+        detail::raise(argument_error(operation, "pattern", pattern, " ", problem...));
     }
     /// Throws argument_error unless a parameter is at least `least`. Here and below name() gives the pattern with its numbers: only a
     /// refusal spells it out, a call that is fine allocates nothing.
@@ -44,10 +44,10 @@ struct pattern_context {
     /// Throws argument_error: it is open how queries stand beside keys.
     [[noreturn, gnu::cold]] void refuse_positions(const char* what) const {
         const auto n = std::to_string(queries), m = std::to_string(keys);
-        throw argument_error(operation, "positions", "are not given, but q has ", n, " tokens and k ", m, ", and the ", what,
-                             " compares their positions: attn::top_left() puts the first query beside the first key, "
-                             "attn::bottom_right(",
-                             n, ", ", m, ") the last beside the last");
+        detail::raise(argument_error(operation, "positions", "are not given, but q has ", n, " tokens and k ", m, ", and the ", what,
+                                     " compares their positions: attn::top_left() puts the first query beside the first key, "
+                                     "attn::bottom_right(",
+                                     n, ", ", m, ") the last beside the last"));
     }
     /// Whether so many entries of a table serve all batch entries, image after image.
     bool repeats(index_t entries) const { return entries > 0 ? batch % entries == 0 : batch == 0; }

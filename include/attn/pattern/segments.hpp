@@ -97,8 +97,8 @@ public:
         detail::check_positions("segments", "first_query", first_query, 0);
         detail::check_positions("segments", "first_key", first_key, 0);
         if (entries < 1 || std::ssize(query_ids) % entries != 0 || std::ssize(key_ids) % entries != 0)
-            throw shape_error("segments", "ids", "(", query_ids.size(), " for queries, ", key_ids.size(), " for keys) do not fall into ",
-                              entries, " entries");
+            detail::raise(shape_error("segments", "ids", "(", query_ids.size(), " for queries, ", key_ids.size(),
+                                      " for keys) do not fall into ", entries, " entries"));
         const auto made = std::make_shared<tables>();
         made->queries = trees(query_ids, entries);
         made->keys = trees(key_ids, entries);

@@ -24,7 +24,8 @@ public:
         : size_(table.shape()), query_block_(query_block), key_block_(key_block) {
         detail::check_view("selected", "table", table);
         if (query_block < 1 || key_block < 1)
-            throw argument_error("selected", "blocks", "are of ", query_block, " queries and ", key_block, " keys: 1 at least is needed");
+            detail::raise(
+                argument_error("selected", "blocks", "are of ", query_block, " queries and ", key_block, " keys: 1 at least is needed"));
         std::vector<index_t> lists;
         lists.reserve(static_cast<std::size_t>(size_.size()));
         detail::for_each_row(size_, [&](index_t b, index_t h, index_t row) { add_list(table, b, h, row, lists); });
@@ -79,7 +80,8 @@ private:
         for (index_t e = 0; e < table.shape().channels; ++e) lists.push_back(table(b, h, row, e) < 0 ? none : table(b, h, row, e));
         std::sort(lists.begin() + begin, lists.end());
         const auto twice = std::adjacent_find(lists.begin() + begin, lists.end(), [](index_t x, index_t y) { return x == y && x != none; });
-        if (twice != lists.end()) throw argument_error("selected", "table", "names block ", *twice, " twice for query block ", row);
+        if (twice != lists.end())
+            detail::raise(argument_error("selected", "table", "names block ", *twice, " twice for query block ", row));
     }
 
     shape size_;

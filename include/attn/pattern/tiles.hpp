@@ -146,7 +146,7 @@ private:
     static std::vector<index_t> checked(const char* argument, const per_batch& first) {
         std::vector<index_t> numbers(1, first.repeated(0));
         if (!first.shared()) numbers.assign(first.each().begin(), first.each().end());
-        if (numbers.empty()) throw argument_error("tiles", argument, "has no number");
+        if (numbers.empty()) detail::raise(argument_error("tiles", argument, "has no number"));
         for (const auto number : numbers) detail::check_positions("tiles", argument, number, 0);
         return numbers;
     }

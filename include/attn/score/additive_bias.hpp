@@ -99,8 +99,8 @@ public:
         const auto across = 2 * width - 1, down = 2 * height - 1;
         if (height < 1 || width < 1 || s.batch != 1 || s.heads != 1 ||
             s.tokens != product(std::max<index_t>(down, 0), std::max<index_t>(across, 0)))
-            throw shape_error(operation, argument, "has shape ", s, ", but a window of ", height, " x ", width, " needs (1, 1, ", down,
-                              " x ", across, ", heads)");
+            detail::raise(shape_error(operation, argument, "has shape ", s, ", but a window of ", height, " x ", width, " needs (1, 1, ",
+                                      down, " x ", across, ", heads)"));
     }
     shape bias_shape() const { return {1, heads_, height_ * width_, height_ * width_}; }
     /// Calls f(head, i, j, place in the table) for all pairs of tokens, in order.
@@ -148,7 +148,8 @@ void window_bias_gradient(const B& of_bias, index_t height, index_t width, V&& o
     const detail::window_offsets<T> offsets("window_bias_gradient", "of_table", to, height, width);
     detail::check_view("window_bias_gradient", "of_bias", from);
     if (from.shape() != offsets.bias_shape())
-        throw shape_error("window_bias_gradient", "of_bias", "has shape ", from.shape(), ", but ", offsets.bias_shape(), " is needed");
+        detail::raise(
+            shape_error("window_bias_gradient", "of_bias", "has shape ", from.shape(), ", but ", offsets.bias_shape(), " is needed"));
     output_memory("window_bias_gradient", "of_table", to).require_apart("of_bias", from);
     tensor<double> sums(to.shape());
     offsets.for_each(

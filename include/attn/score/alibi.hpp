@@ -40,7 +40,7 @@ struct alibi {
 
     detail::alibi_of_head at(index_t, index_t head) const {
         if (head >= std::ssize(slopes)) [[unlikely]] // workspace_bytes asks before anything is checked
-            throw argument_error("alibi", "slopes", "are ", slopes.size(), ", none for head ", head);
+            detail::raise(argument_error("alibi", "slopes", "are ", slopes.size(), ", none for head ", head));
         return {slopes[static_cast<std::size_t>(head)]};
     }
     void check(const score_context& context) const {

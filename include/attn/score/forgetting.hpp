@@ -175,7 +175,7 @@ private:
         detail::check_view("forgetting", "log_gates", log_gates);
         detail::check_positions("forgetting", "first", first, size_.tokens);
         if (size_.channels != 1)
-            throw shape_error("forgetting", "log_gates", "have shape ", size_, ", but (batch, heads, tokens, 1) is needed");
+            detail::raise(shape_error("forgetting", "log_gates", "have shape ", size_, ", but (batch, heads, tokens, 1) is needed"));
         std::vector<detail::gate_sums> sums;
         std::vector<double> gates(static_cast<std::size_t>(size_.tokens));
         for (index_t b = 0; b < size_.batch; ++b)
@@ -183,7 +183,8 @@ private:
                 for (index_t t = 0; t < size_.tokens; ++t) {
                     const auto gate = gates[static_cast<std::size_t>(t)] = static_cast<double>(log_gates(b, h, t, 0));
                     if (!(gate <= 0))
-                        throw argument_error("forgetting", "log_gates", "hold ", gate, " for token ", t, ": not the logarithm of a gate");
+                        detail::raise(
+                            argument_error("forgetting", "log_gates", "hold ", gate, " for token ", t, ": not the logarithm of a gate"));
                 }
                 sums.emplace_back(gates);
             }

@@ -42,7 +42,7 @@ struct kerple {
 
     kerple_of_head<logarithmic> at(index_t, index_t head) const {
         if (head >= std::ssize(r1) || head >= std::ssize(r2)) [[unlikely]] // workspace_bytes asks before anything is checked
-            throw argument_error(name, "r1", "and r2 have ", r1.size(), " and ", r2.size(), " numbers, none for head ", head);
+            detail::raise(argument_error(name, "r1", "and r2 have ", r1.size(), " and ", r2.size(), " numbers, none for head ", head));
         return {r1[static_cast<std::size_t>(head)], r2[static_cast<std::size_t>(head)]};
     }
     void check(const score_context& context) const {

@@ -79,12 +79,13 @@ public:
         const auto& s = table.shape();
         detail::check_view(name, "table", table);
         rule_.buckets = rule.buckets = s.channels;
-        if (s.batch != 1 || s.tokens != 1) throw shape_error(name, "table", "has shape ", s, ", but (1, heads, 1, buckets) is needed");
+        if (s.batch != 1 || s.tokens != 1)
+            detail::raise(shape_error(name, "table", "has shape ", s, ", but (1, heads, 1, buckets) is needed"));
         if (s.channels < (rule.bidirectional ? 4 : 2) || (rule.bidirectional && s.channels % 2 != 0))
-            throw shape_error(name, "table", "has shape ", s, ": ", s.channels, " buckets are too few, or odd for two directions");
+            detail::raise(shape_error(name, "table", "has shape ", s, ": ", s.channels, " buckets are too few, or odd for two directions"));
         if (rule.max_distance <= rule.of_a_direction() / 2 || rule.max_distance > farthest)
-            throw argument_error(name, "max_distance", "is ", rule.max_distance, ", but must be above ", rule.of_a_direction() / 2,
-                                 " and at most 2^24");
+            detail::raise(argument_error(name, "max_distance", "is ", rule.max_distance, ", but must be above ", rule.of_a_direction() / 2,
+                                         " and at most 2^24"));
         std::vector<T> numbers;
         numbers.reserve(static_cast<std::size_t>(heads_ * width()));
         for (index_t h = 0; h < heads_; ++h)

@@ -13,7 +13,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 struct score_context : pattern_context {
     /// Throws argument_error. `function` is the score function with its numbers, "soft_cap{0}".
     [[noreturn, gnu::cold]] void refuse(std::string_view function, const auto&... problem) const {
-        throw argument_error(operation, "score", function, " ", problem...);
+        detail::raise(argument_error(operation, "score", function, " ", problem...));
     }
     /// Throws argument_error unless a table of that many batch entries and heads serves all: its batch entries are repeated, image after
     /// image, and its heads are 1 or the context's number.

@@ -1,3 +1,0 @@
-// expect: compile without -fno-exceptions
-// flags: -fno-exceptions
-#include <attn/core/scalar.hpp>
