@@ -23,7 +23,8 @@ peer::peer(std::vector<std::string> command, int threads) {
     if (process_ == 0) {
         dup2(questions[0], STDIN_FILENO);
         dup2(answers[1], STDOUT_FILENO);
-        for (const char* name : {"OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"}) setenv(name, count.c_str(), 1);
+        setenv("OMP_NUM_THREADS", count.c_str(), 1);
+        setenv("OPENBLAS_NUM_THREADS", "1", 1); // PyTorch calls it from threads of its own, which wait for processors that OpenBLAS's would hold
         execvp(arguments[0], arguments.data());
         _exit(127);
     }
