@@ -25,9 +25,10 @@ inline constinit error_handler current_error_handler = nullptr;
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
-/// Sets what is told of errors where attn is compiled with -fno-exceptions; returns what was before, at the beginning a null pointer, which is
-/// nobody. After the handler the message goes to stderr and the program ends by std::abort. To be set before other threads call attn. With
-/// exceptions attn throws and asks no handler. Memory that cannot be had ends a program without exceptions, and without a word of attn's.
+/// Sets what is told of errors where attn is compiled with -fno-exceptions; returns what was before, at the beginning a null pointer, which
+/// is nobody. After the handler the message goes to stderr and the program ends by std::abort. To be set before other threads call attn.
+/// With exceptions attn throws and asks no handler. Memory that cannot be had ends a program without exceptions, and without a word of
+/// attn's.
 inline error_handler set_error_handler(error_handler handler) noexcept { return std::exchange(current_error_handler, handler); }
 
 namespace detail {
