@@ -88,6 +88,20 @@ testing::attention_case selected_case() {
     return pattern_case("selected_16_of_64", causal{} & selected(table, 64));
 }
 
+/// So many keys for each query, drawn one by one: of a sequence's queries from those up to each, of fewer from all.
+testing::attention_case single_keys_case(index_t count) {
+    return only_float("single_keys_" + std::to_string(count), [count](const testing::problem& p) {
+        tensor<index_t> table({1, 1, p.queries, count});
+        std::mt19937 random(6);
+        for (index_t i = 0; i < p.queries; ++i) {
+            const auto seen = p.keys - p.queries + i + 1, step = seen / count; // one of as many neighbours
+            for (index_t e = 0; e < count; ++e)
+                table(0, 0, i, e) = step == 0 ? (e < seen ? e : -1) : e * step + static_cast<index_t>(random()) % step;
+        }
+        return testing::made{softmax_attention{.pattern = selected(table, 1)}};
+    });
+}
+
 /// Documents of so many tokens, packed one after the other, causal in each.
 testing::attention_case documents_case(index_t tokens) {
     return only_float("documents_" + std::to_string(tokens), [tokens](const testing::problem& p) {
@@ -148,7 +162,7 @@ void add_schedule(const std::string& pattern_name, const P& pattern, index_t n) 
         const kernel::visible_keys_of<float, P> visible(pattern, {s, s, s}, where);
         std::vector<std::uint64_t> masks(kernel::visible_span::max_blocks * kernel::softmax_call<float>::block_keys);
         attn::detail::scratch memory(reinterpret_cast<std::byte*>(masks.data()));
-        kernel::visible_span span(memory, kernel::softmax_call<float>::block_keys);
+        kernel::visible_span span(memory, kernel::softmax_call<float>::block_keys, false);
         for ([[maybe_unused]] auto _ : state) {
             index_t keys = 0;
             for (index_t pass = 0; pass < visible.passes(); ++pass) {
@@ -221,6 +235,8 @@ const std::vector<testing::attention_case>& pattern_cases() {
         neighborhood_case(7),
         neighborhood_case(13),
         selected_case(),
+        single_keys_case(512),
+        single_keys_case(2048),
         documents_case(37),
         documents_case(128),
         documents_case(512),

@@ -85,6 +85,11 @@ testing::problem decoding(index_t keys) {
     return {.batch = 1, .heads = 32, .kv_heads = 8, .queries = 1, .keys = keys, .key_dim = 128, .value_dim = 128};
 }
 
+/// Queries of 32 heads beside keys and values that all of them share, as multi-head latent attention has them.
+testing::problem shared_keys(index_t queries, index_t keys) {
+    return {.heads = 32, .queries = queries, .keys = keys, .key_dim = 576, .value_dim = 512};
+}
+
 /// What a pattern may cost at most: a share of the FMA peak, visible pairs counted.
 struct pattern_goal {
     const char* name;
@@ -197,6 +202,8 @@ void add_groups(std::vector<row>& rows) {
     };
     for (const auto& c : {"local_128", "strided_64", "sparse_transformer_strided", "sparse_transformer_symmetric", "selected_16_of_64", "softmax"})
         add("sparse", c, problem_of({16384, 64, sparse_heads}));
+    for (const auto& c : {"softmax", "single_keys_2048"}) add("sparse", c, shared_keys(1, 131072));
+    for (const auto& c : {"softmax_causal", "single_keys_512"}) add("sparse", c, shared_keys(4096, 4096));
     for (const auto& g : pattern_goals) add("patterns", g.name, problem_of(g.problem));
     for (const auto& s : {windows_in_cache, windows_streamed})
         for (const auto& c : {"windows_7x7", "windows_7x7_shifted"}) add("windows", c, problem_of(s));

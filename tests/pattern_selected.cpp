@@ -5,9 +5,14 @@
 #include "problems.hpp"
 
 #include <attn/attention/select_blocks.hpp>
+#include <attn/attention/select_tokens.hpp>
 #include <attn/attention/softmax_attention.hpp>
+#include <attn/attention/sparse_attention.hpp>
+#include <attn/parallel/thread_pool.hpp>
 #include <attn/pattern/block_sparse.hpp>
 #include <attn/pattern/passes.hpp>
+#include <attn/reference/select_tokens.hpp>
+#include <attn/score/additive_bias.hpp>
 
 namespace attn::testing {
 
@@ -67,6 +72,89 @@ TEST_CASE("selected: refuses what is no table", "[pattern]") {
     CHECK(at(5, 3, 0, 8) == nothing_thrown);
     CHECK(at(5, 3, 1, 9) == "x: pattern selected{(1, 1, 2, 2), 4, 4} is for queries 0 .. 7, not 1 .. 8");
     CHECK(at(5, 3, -1, 3) != nothing_thrown);
+}
+
+// A bias of -infinity hides a key too, but is of all keys: so these bits are those of blocks from which nothing is left out.
+template <class T>
+void check_single_keys(const shape& q_shape, index_t kv_heads, index_t keys, index_t listed, index_t table_heads) {
+    const auto q = random_tensor<T>(q_shape, 1), k = random_tensor<T>({1, kv_heads, keys, q_shape.channels}, 2),
+               v = random_tensor<T>({1, kv_heads, keys, 5}, 3);
+    const index_t first = keys - q_shape.tokens;
+    tensor<index_t> table({1, table_heads, q_shape.tokens, listed});
+    tensor<T> bias({1, table_heads, q_shape.tokens, keys});
+    std::fill_n(bias.data(), bias.shape().size(), -std::numeric_limits<T>::infinity());
+    std::mt19937 random(4);
+    std::vector<index_t> all(static_cast<std::size_t>(keys));
+    std::iota(all.begin(), all.end(), index_t{0});
+    detail::for_each_row(table.shape(), [&](index_t, index_t h, index_t i) {
+        std::shuffle(all.begin(), all.end(), random);
+        for (index_t e = 0; e < listed; ++e) {
+            const auto j = all[static_cast<std::size_t>(e)];
+            table(0, h, i, e) = j;
+            if (j <= first + i) bias(0, h, i, j) = T{0};
+        }
+    });
+    const positions where{.first_query = first, .first_key = 0};
+    const auto ours = attend(softmax_attention{.pattern = causal{} & selected(table, 1, 1, first)}, inputs<T>{q, k, v, where});
+    const auto masked = attend(softmax_attention{.score = additive_bias<T>{bias, first}}, inputs<T>{q, k, v, where});
+    index_t different = 0;
+    for (index_t e = 0; e < ours.shape().size(); ++e) different += ours.data()[e] != masked.data()[e];
+    INFO(to_string(q_shape) << ", " << kv_heads << " heads of " << keys << " keys, of which " << listed);
+    CHECK(different == 0);
+}
+
+TEMPLATE_TEST_CASE("selected: single keys have the bits of the masked block", "[pattern]", ATTN_TEST_NUMBERS) {
+    for (const index_t listed : {1, 9, 100}) {
+        check_single_keys<TestType>({1, 8, 1, 20}, 1, 700, listed, 1);   // one query, heads together
+        check_single_keys<TestType>({1, 8, 100, 20}, 2, 700, listed, 1); // query by query, heads together
+        check_single_keys<TestType>({1, 2, 100, 7}, 2, 300, listed, 2);  // lists of each head
+        check_single_keys<TestType>({1, 4, 33, 7}, 1, 130, listed, 4);   // which see all but some
+    }
+}
+
+TEMPLATE_TEST_CASE("select_tokens: the keys that score highest, of equal ones the earliest", "[pattern]", ATTN_TEST_NUMBERS) {
+    using T = TestType;
+    // Small whole numbers: sums are exact, and many are equal.
+    const auto whole = [](const shape& s, unsigned seed) {
+        tensor<T> t(s);
+        std::mt19937 random(seed);
+        for (index_t e = 0; e < s.size(); ++e) t.data()[e] = static_cast<T>(static_cast<int>(random() % 5) - 2);
+        return t;
+    };
+    thread_pool threads(3);
+    for (const index_t n : {1, 3, 70}) {
+        const index_t m = 300, first = m - n;
+        const auto q = whole({2, 4, n, 6}, 1), k = whole({2, 2, m, 6}, 2), weights = whole({2, 4, n, 1}, 3);
+        const positions where{.first_query = first, .first_key = 0};
+        const auto check = [&](const auto& rule) {
+            const auto table = select_tokens(q, k, weights, rule, where);
+            const auto exact = reference::select_tokens<T>({q, k, k, where}, weights, rule.count, rule.pattern, rule.score);
+            REQUIRE(table.shape() == shape{2, 1, n, rule.count});
+            CHECK(std::equal(table.data(), table.data() + table.shape().size(), exact.data()));
+            const auto shared = select_tokens(q, k, weights, rule, where, threads);
+            CHECK(std::equal(table.data(), table.data() + table.shape().size(), shared.data()));
+            const auto first_row = select_tokens(q.view().slice({.tokens = {n - 1, 1}}), k, weights.view().slice({.tokens = {n - 1, 1}}), rule,
+                                                 positions{.first_query = m - 1, .first_key = 0});
+            CHECK(std::equal(first_row.data(), first_row.data() + rule.count, &table.view()(0, 0, n - 1, 0)));
+        };
+        check(token_selection{.count = 20});
+        check(token_selection{.count = 400}); // more than there are
+        check(token_selection{.count = 7, .pattern = sliding_window(50)});
+        check(token_selection{.count = 33, .pattern = dense{}, .score = identity_features{}});
+    }
+    // What it is for; and NaN, which is chosen last.
+    auto q = random_tensor<T>({1, 4, 40, 8}, 1), k = random_tensor<T>({1, 1, 40, 8}, 2);
+    const auto weights = random_tensor<T>({1, 4, 40, 1}, 3);
+    k(0, 0, 5, 0) = std::numeric_limits<T>::quiet_NaN();
+    const auto table = select_tokens(q, k, weights, {.count = 30});
+    for (index_t i = 31; i < 40; ++i) CHECK(std::count(&table.view()(0, 0, i, 0), &table.view()(0, 0, i, 0) + 30, index_t{5}) == 0);
+    CHECK(error_of([&] { (void)attend(softmax_attention{.pattern = causal{} & selected(table, 1, 1)}, q, q, q); }) == nothing_thrown);
+    CHECK(error_of([&] { (void)select_tokens(q, k, q); }) ==
+          "select_tokens: weights have shape (1, 4, 40, 8), but for q of shape (1, 4, 40, 8) (1, 4, 40, 1) is needed");
+    CHECK(error_of([&] { (void)select_tokens(q, k, weights, {.count = 0}); }) == "select_tokens: rule.count is 0, but must be at least 1");
+    CHECK(error_of([&] { (void)select_tokens(q, random_tensor<T>({1, 3, 40, 8}, 2), weights); }) ==
+          "select_tokens: k has shape (1, 3, 40, 8), but q has (1, 4, 40, 8): the heads of k and v must divide the heads of q");
+    CHECK(select_tokens(tensor<T>({1, 4, 0, 8}), tensor<T>({1, 1, 0, 8}), tensor<T>({1, 4, 0, 1})).shape() == shape{1, 1, 0, 2048});
 }
 
 TEST_CASE("select_blocks: the blocks whose means score highest, the queries' own among them", "[pattern]") {

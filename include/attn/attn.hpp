@@ -28,6 +28,7 @@
 #include "attention/random_projection.hpp"
 #include "attention/recurrent_attention.hpp"
 #include "attention/select_blocks.hpp"
+#include "attention/select_tokens.hpp"
 #include "attention/simplified_linear_attention.hpp"
 #include "attention/simplified_linear_backward.hpp"
 #include "attention/softmax_attention.hpp"

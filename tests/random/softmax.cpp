@@ -103,11 +103,13 @@ void draw_tables(draw& random, softmax_kind kind, softmax_drawn<T>& d) {
     if (kind == softmax_kind::neighbors)
         d.neighbors = std::make_shared<neighborhood<2>>(draw_neighborhood(random, std::max(first_query + queries, first_key + keys)));
     if (kind == softmax_kind::listed) {
-        const auto rows = (first_query + queries) / d.length + 1, length = random.number(0, 6);
+        const auto first = random.one_in(2) ? random.number(0, first_query) : 0, key_block = random.one_in(2) ? 1 : random.number(1, 20);
+        const auto rows = (first_query - first + queries) / d.length + 1, length = random.number(0, key_block == 1 ? 30 : 6);
+        const auto gap = random.number(1, key_block == 1 ? 40 : 4);
         tensor<index_t> table({1, 1, rows, length});
         for (index_t row = 0; row < rows; ++row) // of rising numbers, some of which are left out
-            for (index_t e = 0, block = -1; e < length; ++e) table(0, 0, row, e) = random.one_in(5) ? -1 : block += random.number(1, 4);
-        d.lists = std::make_shared<selected>(table, d.length, random.number(1, 20));
+            for (index_t e = 0, block = -1; e < length; ++e) table(0, 0, row, e) = random.one_in(5) ? -1 : block += random.number(1, gap);
+        d.lists = std::make_shared<selected>(table, d.length, key_block, first);
     }
     if (kind == softmax_kind::packed) {
         const auto ids = [&](index_t count) {

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "pattern.hpp"
+#include "schedule.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
@@ -10,10 +10,16 @@ namespace detail {
 template <class P>
 concept KnowsKeys = P::knows_keys;
 
+/// A narrowed pattern that lists the keys of a run that queries see: list(queries, keys, f) calls f(number of a key, mask of queries), for
+/// a key perhaps more than once. That takes it less time than to be asked about each.
+template <class P>
+concept ListsKeys = P::lists_keys;
+
 /// Both or either of two patterns, of which one may be known not to matter.
 template <class A, class B, bool is_union>
 struct narrowed_pair {
     static constexpr bool knows_keys = KnowsKeys<A> || KnowsKeys<B>;
+    static constexpr bool lists_keys = !is_union && (ListsKeys<A> || ListsKeys<B>);
     A a;
     B b;
     bool needs_a, needs_b;
@@ -27,6 +33,20 @@ struct narrowed_pair {
         }
         if constexpr (is_union) return left() || right();
         else return left() && right();
+    }
+
+    /// Keys that both see: those that one lists, with the other's mask.
+    void list(const QueryLanes auto& i, const key_run& keys, const auto& f) const
+        requires(lists_keys)
+    {
+        const auto list_with = [&](const auto& own, const auto& other, bool needs_other) {
+            own.list(i, keys, [&](index_t number, auto seen) {
+                if (!needs_other) return f(number, seen);
+                f(number, seen && as_mask(i, other.visible(i, keys.first + number * keys.step)));
+            });
+        };
+        if constexpr (ListsKeys<A>) list_with(a, b, needs_b);
+        else list_with(b, a, needs_a);
     }
 
 private:

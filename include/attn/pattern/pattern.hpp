@@ -50,6 +50,13 @@ constexpr bool heads_alike(const P& p) {
     else return !detail::HasAt<P>;
 }
 
+/// How many neighbouring queries see about the same keys, counted from position 0: as many as there are, if a pattern does not say.
+template <class P>
+constexpr index_t queries_alike(const P& p) {
+    if constexpr (requires { p.queries_alike(); }) return p.queries_alike();
+    else return farthest_position;
+}
+
 /// Whether a pattern or a score function compares the positions of queries with those of keys: so is each that does not say otherwise.
 template <class P>
 inline constexpr bool compares_positions = true;
@@ -62,6 +69,7 @@ inline constexpr bool compares_positions<P> = P::compares_positions;
 /// integers, on ranges, and on lanes of queries with one integer key. Optional members:
 ///   at(batch, head)   the pattern for one batch entry and head (`visible` may then be that pattern's only)
 ///   heads_alike()     a promise beside `at`: no head's pattern differs from another's, so that what is found for one serves all
+///   queries_alike()   a hint: so many neighbouring queries see about the same keys, and beyond them perhaps others
 ///   step()            a promise: a visible pair has i = j modulo step() (at least 1)
 ///   compares_positions  a static constant, false as a promise: it does not matter how queries stand beside keys, for i is not looked at,
 ///                     or is the row of a table; without it a call whose n is not m must give positions
@@ -140,6 +148,7 @@ struct combined {
         return combined<decltype(left), decltype(right), is_union>{left, right};
     }
     constexpr bool heads_alike() const { return attn::heads_alike(a) && attn::heads_alike(b); }
+    constexpr index_t queries_alike() const { return std::min(attn::queries_alike(a), attn::queries_alike(b)); }
     constexpr index_t step() const
         requires(is_union ? detail::HasStep<A> && detail::HasStep<B> : detail::HasStep<A> || detail::HasStep<B>)
     {

@@ -112,6 +112,14 @@ public:
             copy_once(keys, before, [&](operand* to) { Rows::copy(own, keys.count, before, channels_, to, padded_); });
         return {copied, padded_, 1};
     }
+    /// The rows of some runs, `count` in all, one after the other: each_run calls f(first, keys), with so many before these.
+    row_block<const operand> gather(const auto& each_run) {
+        operand* const to = copy_of(next_);
+        copied_[std::exchange(next_, (next_ + 1) % slot_count)] = {};
+        each_run(
+            [&](index_t first, const key_run& keys) { Rows::copy(stored(keys), keys.count, 0, channels_, to + first * padded_, padded_); });
+        return {to, padded_, 1};
+    }
     /// The keys of a run as a cache keeps them, if they lie so; those that are turned, as numbers in memory of the reader's.
     auto columns(const key_run& keys) {
         auto found = columns_in_place(rows_, keys, first_key_, coming_);

@@ -17,6 +17,8 @@ public:
     virtual index_t passes() const = 0;
     /// Whether all heads of a batch entry see the same keys.
     virtual bool heads_alike() const = 0;
+    /// How many neighbouring queries see about the same keys.
+    virtual index_t queries_alike() const = 0;
     /// Whether all heads have the same passes in the same steps, so that some of them can share a query block.
     virtual bool steps_alike() const = 0;
     /// The step of the residue classes that a head's pass runs in, 0 if the head has no such pass.
@@ -41,6 +43,7 @@ public:
 
     index_t passes() const override { return max_passes<P>; }
     bool heads_alike() const override { return attn::heads_alike(pattern_); }
+    index_t queries_alike() const override { return attn::queries_alike(pattern_); }
     bool steps_alike() const override {
         using bound = decltype(at(std::declval<const P&>(), index_t{}, index_t{}));
         return attn::heads_alike(pattern_) || (max_passes<P> == 1 && !attn::detail::HasStep<bound>);
@@ -89,23 +92,25 @@ public:
             on_pass(queries.batch, head, pass, [&](const auto& pattern, index_t) {
                 const auto first = (head - queries.first_head) * queries.tokens.count;
                 constexpr index_t grain = 8; // keys that are not worth a question
+                const auto positions = positions_of<T, query_block_traits<T>::max_rows>(queries.tokens);
+                const auto present = simd::lane_bits::first(queries.tokens.count);
+                const auto add = [&](index_t j, const auto& seen) { // a pattern may answer with one bool for all queries
+                    const auto rows = (present && seen).value;
+                    for (index_t copy = 0; copy < copies; ++copy) bits[j] |= rows << (first + copy * queries.tokens.count);
+                };
                 const auto add_run = [&](const key_run& run) {
                     const auto number = (run.first - keys.first) / keys.step;
-                    const auto add = [&](index_t j, std::uint64_t seen) {
-                        for (index_t copy = 0; copy < copies; ++copy) bits[number + j] |= seen << (first + copy * queries.tokens.count);
-                    };
-                    const auto present = simd::lane_bits::first(queries.tokens.count);
                     if (run.full) {
-                        for (index_t j = 0; j < run.count; ++j) add(j, present.value);
+                        for (index_t j = 0; j < run.count; ++j) add(number + j, true);
                         return;
                     }
-                    const auto positions = positions_of<T, query_block_traits<T>::max_rows>(queries.tokens);
                     const auto here = narrowed(pattern, queries.tokens.positions(), run.positions());
-                    for (index_t j = 0; j < run.count; ++j) // a pattern may answer with one bool for all queries
-                        add(j, (present && here.visible(positions, run.first + j * run.step)).value);
+                    for (index_t j = 0; j < run.count; ++j) add(number + j, here.visible(positions, run.first + j * run.step));
                 };
                 using of_box = decltype(narrowed(pattern, queries.tokens.positions(), keys.positions()));
-                if constexpr (attn::detail::KnowsKeys<of_box>) add_run(keys);
+                if constexpr (attn::detail::ListsKeys<of_box>)
+                    narrowed(pattern, queries.tokens.positions(), keys.positions()).list(positions, keys, add);
+                else if constexpr (attn::detail::KnowsKeys<of_box>) add_run(keys);
                 else for_each_run(pattern, queries.tokens, keys.first, (keys.count - 1) * keys.step + 1, grain, add_run);
             });
         });

@@ -62,18 +62,42 @@ inline index_t first_visible_block(const visible_keys& pattern, const query_bloc
 
 /// Keys, and what the rows of a query block see of them.
 struct visible_run {
-    key_run keys;
-    const std::uint64_t* rows; ///< [keys] one bit per row; null if all see all
+    key_run keys;                           ///< from the first that some row sees to the last
+    std::uint64_t* rows;                    ///< [count] one bit per row; null if all see all
+    index_t count;                          ///< keys
+    const std::uint8_t* gathered = nullptr; ///< [count] the numbers of those of the run that are left; null if all are
+
+    /// Leaves out what no row sees, if that is most of the keys: a copy is made of those that are left. numbers: memory for them.
+    void gather(std::uint8_t* numbers) {
+        if (keys.full) return;
+        const auto seen = keys.count - std::count(rows, rows + keys.count, std::uint64_t{0});
+        if (4 * seen > keys.count) return;
+        count = 0;
+        for (index_t j = 0; j < keys.count; ++j) {
+            if (rows[j] == 0) continue;
+            rows[count] = rows[j];
+            numbers[count++] = static_cast<std::uint8_t>(j);
+        }
+        gathered = numbers;
+    }
+    /// Calls f(first, keys) for the runs of keys that are left, `first` of them before these.
+    void for_each_run(const auto& f) const {
+        if (!gathered) return f(index_t{0}, keys);
+        for (index_t first = 0, end; first < count; first = end) {
+            for (end = first + 1; end < count && gathered[end] == gathered[end - 1] + 1;) ++end;
+            f(first, key_run{keys.first + gathered[first] * keys.step, end - first, keys.step, false});
+        }
+    }
 };
 
 /// The keys of a run from the first that some row sees to the last: none if nothing is seen. bits: [keys] memory for what the rows see.
 inline visible_run visible_run_of(const visible_keys& pattern, const query_block& queries, index_t pass, key_run keys,
                                   std::uint64_t* bits) {
-    if (keys.full) return {keys, nullptr};
+    if (keys.full) return {keys, nullptr, keys.count};
     pattern.find(queries, pass, keys, bits);
     while (keys.count > 0 && bits[keys.count - 1] == 0) --keys.count;
     for (; keys.count > 0 && *bits == 0; --keys.count, ++bits) keys.first += keys.step;
-    return {keys, bits};
+    return {keys, bits, keys.count};
 }
 
 /// What a query block sees of one span of keys, found once for all heads that see the same: a run of keys for each key block that some row
@@ -84,8 +108,10 @@ public:
     static constexpr index_t max_blocks = 8;
 
     visible_span() = default;
-    visible_span(detail::scratch& memory, index_t block_keys)
-        : block_keys_(block_keys), bits_(memory.take<std::uint64_t>(max_blocks, block_keys)) {}
+    /// gathers: where few of a block's keys are seen, the others are left out.
+    visible_span(detail::scratch& memory, index_t block_keys, bool gathers)
+        : block_keys_(block_keys), bits_(memory.take<std::uint64_t>(max_blocks, block_keys)), gathers_(gathers),
+          numbers_(memory.take<std::uint8_t>(gathers ? max_blocks : 0, block_keys)) {}
 
     void forget() { asked_from_ = none; }
     /// The first span of which something is seen, of the key blocks from .. end - 1, unless it is known already. False if there is none.
@@ -96,8 +122,9 @@ public:
         while (from < end && count_ == 0) {
             end_ = std::min(end, (floor_div(from, max_blocks) + 1) * max_blocks);
             for_each_visible_block(pattern, queries, pass, blocks, from, end_, [&](const key_run& keys) {
-                const auto part = visible_run_of(pattern, queries, pass, keys, bits_ + count_ * block_keys_);
-                if (part.keys.count > 0) parts_[count_++] = part;
+                auto part = visible_run_of(pattern, queries, pass, keys, bits_ + count_ * block_keys_);
+                if (gathers_) part.gather(numbers_ + count_ * block_keys_);
+                if (part.count > 0) parts_[count_++] = part;
             });
             if (count_ == 0) from = guess_ = first_visible_block(pattern, queries, pass, blocks, end_, end, guess_);
         }
@@ -115,6 +142,8 @@ private:
 
     index_t block_keys_ = 0;
     std::uint64_t* bits_ = nullptr;
+    bool gathers_ = false;
+    std::uint8_t* numbers_ = nullptr;
     index_t asked_from_ = none, end_ = 0, count_ = 0;
     index_t guess_ = 0; // where something was found last: neighbouring query blocks often begin to see at neighbouring key blocks
     visible_run parts_[max_blocks];

@@ -52,7 +52,7 @@ public:
           state_{softmax_state<T>::take(memory, traits::max_rows, whole_registers<T>(s.values.channels))},
           scores_(memory.take<T>(block_keys * traits::max_rows)), scratch_(memory.take<T>(block_keys * traits::max_rows)),
           seen_(memory.take<std::uint64_t>(block_keys)) {
-        for (auto& span : spans_) span = visible_span(memory, block_keys);
+        for (auto& span : spans_) span = visible_span(memory, block_keys, gathers);
     }
 
     /// next: the query block after it, or null.
@@ -79,7 +79,7 @@ public:
                 state_.begin(queries_.stride(), how.unit);
                 for (const auto& part : parts) {
                     const bool last = &part == &parts.back();
-                    ask_for_next(last ? blocks.run(span_->end(), std::min(span_->end() + 1, end)) : (&part)[1].keys);
+                    ask_for_next(last ? blocks.run(span_->end(), std::min(span_->end() + 1, end)) : in_order((&part)[1]));
                     push(part, how.masked);
                 }
                 const auto non_finite = how.is_last() ? 0 : epilogue<T, Stored, State>::non_finite_rows(state_, rows);
@@ -91,6 +91,8 @@ public:
 
 private:
     static constexpr bool is_paged = head_rows<Stored, T>::are_paged;
+    static constexpr bool gathers = simd::terms_of<E> == 1; ///< keys of one operand stay together
+    static_assert(block_keys <= 256, "their numbers are bytes");
     using key_rows = typename head_rows<Stored, T>::type;
 
     /// Begins with the block's queries and keys.
@@ -109,6 +111,10 @@ private:
         else return Stored::view(call_->in.values).rows(block.batch, block.kv_head);
     }
 
+    /// The keys that are read in order, which can be asked for: none that are gathered.
+    static key_run in_order(const visible_run& part) {
+        return part.gathered ? key_run{part.keys.first, 0, part.keys.step, false} : part.keys;
+    }
     /// What is read next and may still be in memory: where rows are few, and memory is what they wait for, the next keys; after the last,
     /// the queries and results of the next query block, with its keys: what is known that it sees beyond these, or another head's first.
     void ask_for_next(const key_run& coming) {
@@ -134,8 +140,8 @@ private:
             const bool same_keys = next_->batch == block_->batch && next_->kv_head == block_->kv_head;
             if (next_->shares_masks) {
                 const auto last = span_->parts().back().keys.positions().last;
-                for (const auto& [keys, rows] : spans_[next_->masks].parts_from(of_next.first_block()))
-                    if (!same_keys || keys.first > last) add_keys(*next_, keys);
+                for (const auto& part : spans_[next_->masks].parts_from(of_next.first_block()))
+                    if (!same_keys || part.keys.first > last) add_keys(*next_, in_order(part));
             } else if (!same_keys) {
                 add_keys(*next_, of_next.run(of_next.first_block(), of_next.first_block() + 1));
             }
@@ -150,26 +156,32 @@ private:
 
     /// Scores of a key block become weights, and add its values.
     void push(const visible_run& part, bool masked) {
-        const auto& [keys, visible] = part;
         const auto stride = queries_.stride();
-        const auto before = keys_before<E>(keys);
+        const auto before = keys_before<E>(part.keys);
+        const auto* const visible = part.rows;
         T* const scores = scores_ + before * stride;
         make_scores(part, scores);
-        if (call_->adjustment) (*call_->adjustment)({*block_, keys, scores, stride, scratch_});
-        if (visible) hide_scores<T>(scores, keys.count, stride, visible);
-        for (index_t j = 0; masked && j < keys.count; ++j)
+        if (call_->adjustment)
+            part.for_each_run([&](index_t first, const key_run& keys) {
+                (*call_->adjustment)({*block_, keys, scores + first * stride, stride, scratch_});
+            });
+        if (visible) hide_scores<T>(scores, part.count, stride, visible);
+        for (index_t j = 0; masked && j < part.count; ++j)
             seen_[j] = rows_not_hidden<T>(scores + j * stride, stride) & bit_range(0, block_->rows());
         std::fill(scores_, scores, state_type::hidden);
-        const E* const weights = state_.template push<E>(scores_, before + keys.count, stride);
-        if (masked) add_seen_values(state_, block_->rows(), weights, stride, values_.read(keys, before), keys.count, seen_, before);
-        else
-            with_values(keys, before, [&](const auto& values) {
-                add_weighted_values(state_, block_->rows(), weights, stride, values, keys.count, visible, ahead_, before);
-            });
+        const E* const weights = state_.template push<E>(scores_, before + part.count, stride);
+        const auto add = [&](const auto& values) {
+            add_weighted_values(state_, block_->rows(), weights, stride, values, part.count, visible, ahead_, before);
+        };
+        if (masked) add_seen_values(state_, block_->rows(), weights, stride, rows_of(values_, part, before), part.count, seen_, before);
+        else if (part.gathered) add(rows_of(values_, part, before));
+        else with_values(part.keys, before, add);
     }
     /// Keys are read as they are stored where rows are few, or columns of numbers.
     void make_scores(const visible_run& part, T* scores) {
-        const auto& [keys, visible] = part;
+        const auto& keys = part.keys;
+        const auto* const visible = part.rows;
+        if (part.gathered) return queries_.multiply(rows_of(keys_, part), part.count, visible, scores, ahead_);
         if constexpr (is_paged)
             if (const auto columns = keys_.columns(keys)) {
                 if (queries_.is_few()) queries_.multiply_columns(*columns, keys.count, scores, ahead_);
@@ -179,6 +191,10 @@ private:
         const auto stored = keys_.stored(keys);
         if (queries_.is_few() && keys_.can_widen(stored)) queries_.multiply_stored(stored, keys.count, scores, ahead_);
         else queries_.multiply(keys_.read(keys), keys.count, visible, scores, ahead_);
+    }
+    /// The rows of a reader.
+    auto rows_of(auto& reader, const visible_run& part, index_t before = 0) {
+        return part.gathered ? reader.gather([&](const auto& f) { part.for_each_run(f); }) : reader.read(part.keys, before);
     }
     /// f(the values of a run): as they are stored where rows are few.
     void with_values(const key_run& keys, index_t before, const auto& f) {

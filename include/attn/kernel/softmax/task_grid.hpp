@@ -13,7 +13,15 @@ public:
     task_grid(const softmax_call<T>& call, index_t pass, index_t concurrency)
         : call_(call), pass_(pass), queries_(call.in.queries.shape()), kv_heads_(call.in.keys.shape().heads) {
         const auto group = queries_.heads / kv_heads_;
-        if (call.pattern.steps_alike()) packed_heads_ = std::clamp<index_t>(traits::max_rows / queries_.tokens, 1, group);
+        const auto heads_of = [&](index_t tokens) { return std::clamp<index_t>(traits::max_rows / tokens, 1, group); };
+        if (call.pattern.steps_alike()) packed_heads_ = heads_of(queries_.tokens);
+        if (const auto alike = call.pattern.queries_alike(); alike < std::min(queries_.tokens, traits::rows_of(queries_.tokens))) {
+            const auto heads = call.pattern.heads_alike() ? heads_of(alike) : 1;
+            if (sees_apart(alike * heads)) {
+                tokens_together_ = alike;
+                packed_heads_ = heads;
+            }
+        }
         places_of_group_ = (group + packed_heads_ - 1) / packed_heads_;
         places_of_batch_ = kv_heads_ * places_of_group_;
         const auto places = queries_.batch * places_of_batch_;
@@ -97,7 +105,9 @@ public:
             }
             return left_.count > 0;
         }
-        bool is_cut() const { return step_ == 1 && grid_.packed_heads_ == 1 && grid_.queries_.tokens > traits::lane_count; }
+        bool is_cut() const {
+            return step_ == 1 && grid_.packed_heads_ == 1 && grid_.tokens_together_ == 0 && grid_.queries_.tokens > traits::lane_count;
+        }
         index_t cut(index_t query) const {
             const auto heads = grid_.heads_at(first_place_);
             return grid_.call_.pattern.cut(heads.batch, heads.first_head, grid_.pass_, query, traits::max_rows);
@@ -137,12 +147,13 @@ private:
         return call_.pattern.step(heads.batch, heads.first_head, pass_);
     }
     index_t max_tokens(index_t step) const {
+        if (tokens_together_ > 0) return tokens_together_;
         return packed_heads_ > 1 ? queries_.tokens : traits::rows_of((queries_.tokens + step - 1) / step);
     }
     index_t blocks(index_t step) const { return step == 0 ? 0 : tile_count(queries_.tokens, max_tokens(step), step); }
     query_tile tokens_at(index_t place, index_t number, index_t step) const {
         return tile_at(number, call_.in.positions.first_query[place / places_of_batch_], queries_.tokens, max_tokens(step), step,
-                       packed_heads_ > 1 ? 0 : traits::lane_count);
+                       packed_heads_ > 1 || tokens_together_ > 0 ? 0 : traits::lane_count);
     }
     index_t parts_of(index_t place) const { return (blocks(step_of_place(place)) + blocks_together_ - 1) / blocks_together_; }
     /// Whether there are masks for heads to share: if a query block in the middle needs masks for a few key blocks, those of one span are
@@ -162,9 +173,31 @@ private:
         return masked > 0 && seen <= few;
     }
 
+    /// Whether query blocks of so many rows that see about the same keys take less time than full ones, for which keys count that one of
+    /// their rows sees, in the middle of the call. To find a key and to copy it takes the time of some thousand multiply-adds.
+    bool sees_apart(index_t rows) const {
+        const auto step = step_of_place(0);
+        if (step == 0) return false;
+        const auto more_rows = 8192 / std::max<index_t>(1, call_.in.keys.shape().channels + call_.in.values.shape().channels);
+        const query_block block{.tokens = tokens_at(0, blocks(step) / 2, step)};
+        const auto keys = call_.blocks_of(block);
+        std::uint64_t bits[softmax_call<T>::block_keys];
+        index_t pairs = 0, seen = 0;
+        for_each_visible_block(call_.pattern, block, pass_, keys, keys.first_block(), keys.end_block(), [&](const key_run& all) {
+            const auto run = visible_run_of(call_.pattern, block, pass_, all, bits);
+            for (index_t j = 0; j < run.count; ++j) {
+                const auto of_key = run.rows ? run.rows[j] : bit_range(0, block.rows());
+                pairs += std::popcount(of_key);
+                seen += of_key != 0;
+            }
+        });
+        return seen * block.rows() * rows > pairs * (rows + more_rows);
+    }
+
     const softmax_call<T>& call_;
     index_t pass_;
     shape queries_;
+    index_t tokens_together_ = 0; ///< the most of a block; 0: what its rows allow
     index_t kv_heads_, packed_heads_ = 1, places_of_group_ = 1, places_of_batch_ = 1;
     index_t blocks_together_ = 1, places_together_ = 1, parts_ = 0, groups_ = 1;
 };
