@@ -45,17 +45,23 @@ public:
     /// What it is given of each token.
     const state_layout& layout() const { return layout_; }
 
+    /// Throws attention_error if keys and values of such shapes could not be appended.
+    void check_append(const shape& keys, const shape& values) const {
+        check_rows("keys", keys, layout_.key_channels);
+        check_rows("values", values, layout_.value_channels);
+        if (values.tokens != keys.tokens)
+            detail::raise(shape_error("linear_state::append", "values", "have shape ", values, ", but keys have ", keys));
+        detail::check_positions("linear_state::append", "keys", tokens_, keys.tokens);
+    }
     /// Appends tokens: keys (1, kv_heads, n, d_k) and values (1, kv_heads, n, d_v). Those of earlier calls are summed, as far as later
     /// queries do not meet them one by one: 2 d_k d_v flops a token and head. `run` as in attend. Allocates nothing but a workspace that
     /// has to grow, and other room where a call has more tokens than any before, or far fewer. Throws attention_error, and changes nothing,
     /// if the shapes do not fit.
     void append(const detail::read_stored<T>& keys, const detail::read_stored<T>& values, const detail::call_execution& run = {}) {
-        check_rows("keys", keys, layout_.key_channels);
-        check_rows("values", values, layout_.value_channels);
+        detail::check_view("linear_state::append", "keys", keys);
+        detail::check_view("linear_state::append", "values", values);
+        check_append(keys.shape(), values.shape());
         const auto count = keys.shape().tokens;
-        if (values.shape().tokens != count)
-            detail::raise(shape_error("linear_state::append", "values", "have shape ", values.shape(), ", but keys have ", keys.shape()));
-        detail::check_positions("linear_state::append", "keys", tokens_, count);
         if (count == 0) return;
         const auto summed = summed_before(tokens_), convolved = std::max(values_.first(), summed - convolved_before_);
         auto of_keys = keys_.room_for(summed, count), of_values = values_.room_for(convolved, count);
@@ -103,17 +109,14 @@ private:
     }
     template <class Op>
     static const state_layout& checked(const Op& op, const state_layout& l) {
-        static_assert(detail::HasLinearState<Op, T>, "attn: this operator has no linear_state: linear_attention and "
-                                                     "simplified_linear_attention with pattern = causal{} have one");
+        static_assert(detail::require_linear_state<Op, T>());
         detail::check_layout("linear_state", l, sizeof(T));
         detail::check_state_operator("linear_state", op);
         return l;
     }
-    void check_rows(const char* what, const stored_view<const T>& rows, index_t channels) const {
-        detail::check_view("linear_state::append", what, rows);
-        const auto& s = rows.shape();
-        if (const shape wanted{1, layout_.kv_heads, s.tokens, channels}; s != wanted)
-            detail::raise(shape_error("linear_state::append", what, "have shape ", s, ", but the state wants ", wanted));
+    void check_rows(const char* what, const shape& rows, index_t channels) const {
+        if (const shape wanted{1, layout_.kv_heads, rows.tokens, channels}; rows != wanted)
+            detail::raise(shape_error("linear_state::append", what, "have shape ", rows, ", but the state wants ", wanted));
     }
 
     states take_sums(detail::scratch& memory) const {
@@ -144,12 +147,22 @@ private:
         return {{queries, keys_.of_sequence(tokens_), values_.of_sequence(tokens_), {.first_query = first, .first_key = 0}},
                 {keys_.rows(), keys_.first(), tokens_, first}};
     }
+    /// What a call of the last query reads.
+    std::pair<inputs<T>, detail::linear_rows<T>> call_of_last() const {
+        return call_of({nullptr, {1, layout_.kv_heads, 1, layout_.key_channels}, {}});
+    }
+    /// Bytes of workspace that add_keys_of wants, in front of the sums.
+    template <class Op>
+    std::size_t bytes_to_add(const Op& op, index_t concurrency) const {
+        const auto [in, rows] = call_of_last();
+        return op.workspace_bytes(shapes_of(in), concurrency, &rows);
+    }
     /// Adds the keys before one to the sums, as an operator does: in the workspace, so that an executor that throws spoils nothing.
     template <class Op>
     static void add_keys_of(const void* op, const linear_state& to, index_t end, const execution& run) {
         const auto& own = *static_cast<const Op*>(op);
-        const auto [in, rows] = to.call_of({nullptr, {1, to.layout_.kv_heads, 1, to.layout_.key_channels}, {}});
-        const auto bytes = own.workspace_bytes(shapes_of(in), run.concurrency(), &rows), of_sums = to.memory_.size_bytes();
+        const auto [in, rows] = to.call_of_last();
+        const auto bytes = to.bytes_to_add(own, run.concurrency()), of_sums = to.memory_.size_bytes();
         run.reserve("linear_state::append", "keys", rows.keys.shape(), bytes + of_sums);
         std::byte* const behind = run.workspace().bytes().data() + bytes;
         detail::scratch memory_of_sums(behind);
@@ -181,8 +194,7 @@ class state_call {
 public:
     state_call(const Op& op, const stored_view<const T>& queries, const linear_state<T>& of, const outputs<T>& out)
         : op_(op), queries_(queries), of_(of), out_(out) {
-        static_assert(HasLinearState<Op, T>, "attn: this operator has no linear_state: linear_attention and simplified_linear_attention "
-                                             "with pattern = causal{} have one");
+        static_assert(require_linear_state<Op, T>());
     }
     /// Throws attention_error unless all fits.
     void check() const {
@@ -194,20 +206,26 @@ public:
         if (!of_.reaches(of_.size() - q.tokens))
             detail::raise(shape_error(Op::name, "q", "has shape ", q, ", but of ", of_.size(), " tokens the first ", of_.sums_.keys,
                                       " are summed: queries are those of the last append"));
+        check_operator(of_.size());
+        check_outputs(op_, inputs<T>{queries_, shaped(rows_of_keys(of_.size())), shaped(rows_of_values(of_.size()))}, out_);
+    }
+    /// Throws attention_error unless the operator attends to the state when that has so many tokens.
+    void check_operator(index_t tokens) const {
+        const auto& q = queries_.shape();
         if (of_.add_keys_ != &linear_state<T>::template add_keys_of<Op> || convolved_before(op_) > of_.convolved_before_)
             detail::raise(argument_error(Op::name, "state", "was made for another operator"));
         check_state_operator(Op::name, op_);
-        // As if there were all tokens; shapes only.
-        const auto& l = of_.layout();
-        const shape all{1, q.heads, of_.size(), q.channels}, of_keys{1, l.kv_heads, of_.size(), l.key_channels},
-            of_values{1, l.kv_heads, of_.size(), l.value_channels};
-        const auto shaped = [](const shape& s) { return stored_view<const T>(tensor_view<const T>(&nowhere, s, {0, 0, 0, 0})); };
-        op_.check(inputs<T>{shaped(all), shaped(of_keys), shaped(of_values)});
-        check_outputs(op_, inputs<T>{queries_, shaped(of_keys), shaped(of_values)}, out_);
+        // As if there were all queries; shapes only.
+        op_.check(inputs<T>{shaped({1, q.heads, tokens, q.channels}), shaped(rows_of_keys(tokens)), shaped(rows_of_values(tokens))});
     }
-    std::size_t workspace_bytes(index_t concurrency) const {
-        const auto [in, rows] = of_.call_of(queries_);
-        return op_.workspace_bytes(shapes_of(in), concurrency, &rows);
+    /// Bytes of workspace of such a call when the state has so many tokens.
+    std::size_t workspace_bytes(index_t tokens, index_t concurrency) const {
+        const linear_rows<T> rows{.keys = {}, .queries = tokens};
+        return op_.workspace_bytes(input_shapes{queries_.shape(), rows_of_keys(tokens), rows_of_values(tokens)}, concurrency, &rows);
+    }
+    /// Bytes of workspace that the state needs to append tokens.
+    std::size_t append_bytes(index_t concurrency) const {
+        return of_.bytes_to_add(*static_cast<const Op*>(of_.op_.get()), concurrency) + of_.memory_.size_bytes();
     }
     /// Computes. All has been checked.
     void run(const execution& on) const {
@@ -217,7 +235,12 @@ public:
     }
 
 private:
-    static constexpr T nowhere{};
+    static stored_view<const T> shaped(const shape& s) {
+        static constexpr T nowhere{};
+        return tensor_view<const T>(&nowhere, s, {0, 0, 0, 0});
+    }
+    shape rows_of_keys(index_t tokens) const { return {1, of_.layout().kv_heads, tokens, of_.layout().key_channels}; }
+    shape rows_of_values(index_t tokens) const { return {1, of_.layout().kv_heads, tokens, of_.layout().value_channels}; }
 
     const Op& op_;
     stored_view<const T> queries_;
@@ -236,7 +259,7 @@ void attend(const A& op, const detail::read_stored<T>& q, const linear_state<T>&
             const detail::call_execution& run = {}) {
     const detail::state_call<A, T> call(op, q, of, out);
     call.check();
-    run.reserve(A::name, "q", q.shape(), call.workspace_bytes(run.concurrency()));
+    run.reserve(A::name, "q", q.shape(), call.workspace_bytes(of.size(), run.concurrency()));
     call.run(run);
 }
 

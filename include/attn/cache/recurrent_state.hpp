@@ -45,6 +45,11 @@ public:
     const attn::shape& shape() const { return shape_; }
     /// How many tokens it has taken.
     index_t size() const { return tokens_; }
+    /// Throws argument_error if a call that threw has left it.
+    void check_whole() const {
+        if (tokens_ < 0)
+            detail::raise(argument_error("recurrent_state", "state", "was left by a call that threw: only its death is defined"));
+    }
 
     /// Takes tokens that nobody queries, such as those of a prompt, by the operator's rule: keys (batch, kv_heads, n, d_k) and values
     /// (batch, kv_heads, n, d_v). As attend(op, in, out, state, run), but without queries.
@@ -55,7 +60,7 @@ public:
         const stored_view<const T> none(static_cast<const T*>(nullptr), {k.batch, 0, k.tokens, k.channels}, {});
         const inputs<T> in{none, keys, values};
         op.check(in);
-        detail::recurrent_call<Rule, T>(op, in, *this)({}, run);
+        detail::recurrent_call<Rule, T>(op, in)(*this, {}, run);
     }
     /// S, after the tokens so far: of every batch entry and kv head.
     [[nodiscard]] tensor<T> sums() const {
@@ -100,10 +105,6 @@ private:
         for (index_t b = 0; b < shape_.batch; ++b)
             for (index_t h = 0; h < shape_.heads; ++h) f(heads_[static_cast<std::size_t>(b * shape_.heads + h)], b, h);
     }
-    void check_whole() const {
-        if (tokens_ < 0)
-            detail::raise(argument_error("recurrent_state", "state", "was left by a call that threw: only its death is defined"));
-    }
 
     attn::shape shape_;
     index_t tokens_ = 0; ///< -1 while a call changes it
@@ -117,36 +118,46 @@ namespace detail {
 template <class Rule, Scalar T>
 class recurrent_call {
 public:
-    recurrent_call(const recurrent_attention<Rule>& op, const inputs<T>& in, recurrent_state<T>& state) : op_(op), in_(in), state_(state) {}
+    recurrent_call(const recurrent_attention<Rule>& op, const inputs<T>& in) : op_(op), in_(in) {}
 
     /// Throws attention_error unless all fits; else computes.
-    void operator()(const outputs<T>& out, const execution& run) const {
+    void operator()(recurrent_state<T>& state, const outputs<T>& out, const execution& on) const {
+        if (in_.queries.shape().heads > 0) check_outputs(op_, in_, out);
+        check(state);
+        on.reserve(op_.name, "k", in_.keys.shape(), workspace_bytes(op_, shapes_of(in_), on.concurrency()));
+        run(state, out, on);
+    }
+    /// Throws attention_error unless the state can take the tokens.
+    void check(const recurrent_state<T>& state) const {
         const auto s = shapes_of(in_);
-        constexpr auto name = recurrent_attention<Rule>::name;
-        if (s.queries.heads > 0) check_outputs(op_, in_, out);
-        state_.check_whole();
-        if (const shape wanted{s.keys.batch, s.keys.heads, s.keys.channels, s.values.channels}; state_.shape() != wanted)
-            detail::raise(shape_error(name, "state", "has shape ", state_.shape(), ", but k of shape ", s.keys, " and v want ", wanted));
+        state.check_whole();
+        if (const shape wanted{s.keys.batch, s.keys.heads, s.keys.channels, s.values.channels}; state.shape() != wanted)
+            detail::raise(shape_error(op_.name, "state", "has shape ", state.shape(), ", but k of shape ", s.keys, " and v want ", wanted));
         if (op_.first_state.data() || op_.last_state.data())
-            detail::raise(argument_error(name, op_.first_state.data() ? "first_state" : "last_state",
+            detail::raise(argument_error(op_.name, op_.first_state.data() ? "first_state" : "last_state",
                                          "is given, but a call that goes on from a state has its own"));
-        check_positions(name, "state", state_.size(), s.keys.tokens);
-        auto sizes = op_.rule.terms().sizes(s);
-        if (state_.size() > 0 && !state_.heads_.empty() && state_.heads_[0].sizes != sizes)
-            detail::raise(argument_error(name, "rule", "is another than that of the tokens that the state has taken"));
-        const kernel::recurrent_attention<T> kernel(in_, out.values, op_.rule.terms(), op_.scale_for(s.keys.channels));
-        run.reserve(name, "k", s.keys, kernel.workspace_bytes(s, op_.rule.terms(), run.concurrency(), true));
+        check_positions(op_.name, "state", state.size(), s.keys.tokens);
+        if (state.size() > 0 && !state.heads_.empty() && state.heads_[0].sizes != op_.rule.terms().sizes(s))
+            detail::raise(argument_error(op_.name, "rule", "is another than that of the tokens that the state has taken"));
+    }
+    static std::size_t workspace_bytes(const recurrent_attention<Rule>& op, const input_shapes& s, index_t concurrency) {
+        return kernel::recurrent_attention<T>::workspace_bytes(s, op.rule.terms(), concurrency, true);
+    }
+    /// Computes. All has been checked.
+    void run(recurrent_state<T>& state, const outputs<T>& out, const execution& on) const {
+        const auto s = shapes_of(in_);
         if (s.keys.tokens == 0) return;
-        for (auto& head : state_.heads_) head.sizes = sizes;
-        const auto tokens = std::exchange(state_.tokens_, -1);
-        kernel({.kept = state_.heads_}, run, run.workspace().bytes().data());
-        state_.tokens_ = tokens + s.keys.tokens;
+        const auto terms = op_.rule.terms();
+        for (auto& head : state.heads_) head.sizes = terms.sizes(s);
+        const auto tokens = std::exchange(state.tokens_, -1);
+        const kernel::recurrent_attention<T> kernel(in_, out.values, terms, op_.scale_for(s.keys.channels));
+        kernel({.kept = state.heads_}, on, on.workspace().bytes().data());
+        state.tokens_ = tokens + s.keys.tokens;
     }
 
 private:
     const recurrent_attention<Rule>& op_;
     inputs<T> in_;
-    recurrent_state<T>& state_;
 };
 
 } // namespace detail
@@ -159,7 +170,7 @@ template <class Rule, Scalar T>
 void attend(const recurrent_attention<Rule>& op, const inputs<T>& in, const std::type_identity_t<outputs<T>>& out,
             recurrent_state<T>& state, const detail::call_execution& run = {}) {
     op.check(in);
-    detail::recurrent_call<Rule, T>(op, in, state)(out, run);
+    detail::recurrent_call<Rule, T>(op, in)(state, out, run);
 }
 
 /// Recurrent attention of the tokens that come next to a new tensor: see attend(op, in, out, state, run).
@@ -169,7 +180,7 @@ template <class Rule, Scalar T>
     const inputs<T> in{q, k, v};
     op.check(in);
     tensor<T> out(op.output_shape(shapes_of(in)));
-    detail::recurrent_call<Rule, T>(op, in, state)(outputs<T>{out}, run);
+    detail::recurrent_call<Rule, T>(op, in)(state, outputs<T>{out}, run);
     return out;
 }
 

@@ -33,6 +33,14 @@ inline void check_layout(std::string_view operation, const state_layout& l, std:
 template <class Op, class T>
 concept HasLinearState = Attention<Op> && TakesLinearRows<Op, T> && std::same_as<decltype(Op::pattern), causal>;
 
+/// Says what has a linear_state, where an operator has none.
+template <class Op, class T>
+constexpr bool require_linear_state() {
+    static_assert(HasLinearState<Op, T>, "attn: this operator has no linear_state: linear_attention and simplified_linear_attention with "
+                                         "pattern = causal{} have one");
+    return true;
+}
+
 /// Throws argument_error if the operator refers to something of every token, or reads what comes later.
 void check_state_operator(std::string_view operation, const auto& op) {
     if constexpr (requires { op.convolution; }) {

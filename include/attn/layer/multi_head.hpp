@@ -10,20 +10,11 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
-template <Scalar T>
-class sequence;
-
 namespace detail {
 
-// What attention with a cache is: defined in cached.hpp, which includes caches.
-template <class A, Scalar T>
-std::size_t cached_attention_bytes(const A& attention, const shape& queries, const sequence<T>& cache, index_t concurrency);
-template <class A, Scalar T>
-void append_and_attend(const A& attention, const inputs<T>& in, sequence<T>& cache, const tensor_view<T>& out, const execution& run);
-
-} // namespace detail
-
-namespace detail {
+/// What attention with a cache or a state is: defined in cached.hpp, which includes them.
+template <class A, class Cache>
+struct cached_attention;
 
 /// The gradients of an attention operator; of one that has no gradient, none.
 template <class A, Scalar T>
@@ -133,24 +124,21 @@ struct multi_head {
         compute(in, {memory, *this, tokens, source, false}, result, run);
     }
 
-    // On the next tokens of a sequence, whose keys and values, or those of a context, a cache keeps: see cached.hpp.
+    // On the next tokens of a sequence, beside a cache of its keys and values, or of a context's, or a state: see cached.hpp.
     void check_cached(const layer_inputs<T>& in, const auto& cache) const {
         static_assert(!reduces && !shares_queries, "attn: keys that are reduced, or queries, are not kept in a cache");
         const auto& context = in.context.shape();
-        if (in.tokens.shape().batch != 1)
-            detail::raise(shape_error(name, "tokens", "has shape ", in.tokens.shape(), ", but a cache is of one sequence"));
         if (!in.context.data() && in.positions.given())
             detail::raise(argument_error(name, "positions", "are given, but a cache has those of the tokens"));
-        if (rotation && cache.turns_from(0).turn_rows())
-            detail::raise(argument_error(name, "rotation", "is given, but the cache turns queries and keys itself"));
+        with<decltype(cache)>::check_layer(name, in, rotation != nullptr, cache);
         check(in.context.data() ? in : beside(in, cache));
         if (in.context.data() && in.positions.first_key[0] != 0)
             detail::raise(
                 argument_error(name, "positions.first_key", "is ", in.positions.first_key[0], ", but the keys of a cache begin at 0"));
         if (in.context.data() && cache.size() > 0 && cache.size() != context.tokens)
             detail::raise(shape_error(name, "context", "has shape ", context, ", but the cache has ", cache.size(), " tokens of another"));
-        const auto s = shapes(in.tokens.shape(), source_of(beside(in, cache)).shape());
-        cache.check_append(s.keys, s.values);
+        const auto own = beside(in, cache);
+        with<decltype(cache)>::check(attention, planned(shapes(own.tokens.shape(), source_of(own).shape()), own.positions), cache);
     }
     std::size_t cached_workspace_bytes(const shape& tokens, const shape& context, const auto& cache, index_t concurrency) const {
         auto source = context.size() > 0 ? context : tokens;
@@ -167,7 +155,7 @@ struct multi_head {
         memory.take<std::byte>(cached_inner_bytes(tokens, source, cache, run.concurrency()));
         const tensors t(memory, *this, tokens, source, false);
         compute(own, t, result, run,
-                [&] { detail::append_and_attend<A, T>(attention, {t.queries, t.keys, t.values, own.positions}, cache, t.attended, run); });
+                [&] { with<decltype(cache)>::run(attention, {t.queries, t.keys, t.values, own.positions}, cache, t.attended, run); });
     }
 
     /// The gradients of all parts' parameters; of the attention's, the queries, keys and values are left empty, and of the norms' the x.
@@ -259,6 +247,8 @@ struct multi_head {
     }
 
 private:
+    template <class Cache>
+    using with = detail::cached_attention<A, std::remove_cvref_t<Cache>>;
     /// What is new beside a cache: tokens, at the positions after those in it; of a context that it has, nothing.
     static layer_inputs<T> beside(const layer_inputs<T>& in, const auto& cache) {
         auto next = in;
@@ -268,9 +258,8 @@ private:
         return next;
     }
     std::size_t cached_inner_bytes(const shape& tokens, const shape& source, const auto& cache, index_t concurrency) const {
-        const auto of_queries = shapes(tokens, source).queries;
         return std::max(inner_bytes<false>(tokens, source, concurrency),
-                        detail::cached_attention_bytes<A, T>(attention, of_queries, cache, concurrency));
+                        with<decltype(cache)>::workspace_bytes(attention, shapes(tokens, source), cache, concurrency));
     }
 
     static constexpr bool normalises = !std::same_as<N, identity_norm<T>>;

@@ -52,7 +52,7 @@ struct transformer_block {
         compute(in, {normal, out, has_norms ? normal : out}, out, run);
     }
 
-    // On the next tokens of a sequence, whose keys and values, or those of a context, a cache keeps: see cached.hpp.
+    // On the next tokens of a sequence, beside a cache of its keys and values, or of a context's, or a state: see cached.hpp.
     void check_cached(const layer_inputs<scalar>& in, const auto& cache) const {
         check(in, [&](const layer_inputs<scalar>& to_attention) { attention.check_cached(to_attention, cache); });
     }
