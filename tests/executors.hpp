@@ -1,4 +1,4 @@
-// Executors for tests: the library's, and two of a user's own.
+// Executors for tests: the library's, and some of a user's own.
 #pragma once
 
 #include <attn/parallel/thread_pool.hpp>
@@ -26,7 +26,17 @@ struct new_threads {
     }
 };
 
-/// Calls f(executor, name) for each.
+/// A user's executor that fails: at one of the times that it is given work.
+struct fails_at {
+    mutable index_t time = -1;
+    index_t concurrency() const { return 2; }
+    void parallel_for(index_t count, function_ref body) const {
+        if (time >= 0 && time-- == 0) throw 5;
+        for (index_t i = 0; i < count; ++i) body(i);
+    }
+};
+
+/// Calls f(executor, name) for each but the last.
 template <class F>
 void for_each_executor(F&& f) {
     sequential one;

@@ -135,6 +135,36 @@ TEST_CASE("layers with caches: the keys and values of a context are made once, a
     CHECK(same_bits(out, forward(block, in)));
 }
 
+TEST_CASE("layers with caches: what an executor throws takes no tokens from a cache, and adds none", "[layer]") {
+    parameters weights;
+    auto attention = random_multi_head<float>(weights, "attention", 20, 4, 2, 24, 17, softmax_attention{.pattern = causal{}});
+    attention.gate = random_linear<float>(weights, "gate", 4, 20);
+    const transformer_block block{.attention_norm = random_layer_norm(weights, "norm1", 20),
+                                  .attention = attention,
+                                  .feed_forward_norm = random_layer_norm(weights, "norm2", 20),
+                                  .feed_forward = random_feed_forward(weights, "mlp", 20, 33)};
+    const auto x = random_tensor<float>({1, 1, 400, 20}, 1);
+    const tensor_part begin{.tokens = {0, 50}}, rest{.tokens = {50, 350}};
+    key_value_pool<float> pool({.kv_heads = 2, .key_channels = 24, .value_channels = 17}, 4);
+    sequence<float> cache(pool);
+    static_cast<void>(forward(block, cache, {x.view().slice(begin)}));
+    tensor<float> out(x.view().slice(rest).shape());
+    const fails_at failing;
+    index_t failures = 0;
+    for (bool done = false; !done;) {
+        failing.time = failures;
+        try {
+            forward(block, cache, {x.view().slice(rest)}, out.view(), failing);
+            done = true;
+        } catch (int) {
+            ++failures;
+            REQUIRE((cache.size() == 50 && cache.pages() == 1));
+        }
+    }
+    CHECK(failures > 1); // of the attention, and of the gate behind it
+    CHECK(same_bits(out, rows_of(forward(block, {x}), 50, 350)));
+}
+
 TEST_CASE("layers with caches: what is wrong is refused, and the cache is as it was", "[layer]") {
     parameters weights;
     const auto attention = random_multi_head<float>(weights, "attention", 20, 4, 2, 6, 5, softmax_attention{.pattern = causal{}});

@@ -65,16 +65,6 @@ const tensor<float>& stated_taps() {
 }
 simplified_linear_attention<causal> convolved() { return {.convolution = {.weights = stated_taps(), .causal = true}}; }
 
-/// Fails at one of the times that it is given work.
-struct fails_at {
-    mutable index_t time = -1;
-    index_t concurrency() const { return 2; }
-    void parallel_for(index_t count, function_ref body) const {
-        if (time >= 0 && time-- == 0) throw 5;
-        for (index_t i = 0; i < count; ++i) body(i);
-    }
-};
-
 } // namespace
 
 TEST_CASE("layers with states: however tokens are cut, a block of linear attention has the bits of one call", "[layer]") {
