@@ -2,7 +2,11 @@ include(CMakeFindDependencyMacro)
 find_dependency(Eigen3)
 find_dependency(xsimd)
 set(THREADS_PREFER_PTHREAD_FLAG ON)
-find_dependency(Threads)
+if(NOT CMAKE_SYSTEM_PROCESSOR MATCHES "^wasm" OR TARGET Threads::Threads)
+  find_dependency(Threads)
+else() # it has none
+  add_library(Threads::Threads INTERFACE IMPORTED)
+endif()
 include(${CMAKE_CURRENT_LIST_DIR}/attn-targets.cmake)
 
 # find_package(attn COMPONENTS compiled), where the package was built with ATTN_COMPILED.

@@ -73,7 +73,7 @@ struct depthwise_convolution {
         return g;
     }
     std::size_t workspace_bytes(const shape& x, index_t concurrency) const {
-        return static_cast<std::size_t>(concurrency) * detail::bytes_for<worker>(grid(x.tokens), x.channels);
+        return detail::bytes_for_threads(concurrency, detail::bytes_for<worker>(grid(x.tokens), x.channels));
     }
     /// Computes. Everything has been checked.
     void forward(const tensor_view<const T>& x, const tensor_view<T>& out, const execution& run) const {

@@ -26,7 +26,7 @@ template <Attention A, EigenMatrix Q, EigenMatrix K, EigenMatrix V>
         const inputs<T> in{view(q), view(k), view(v), where};
         op.check(in);
         const auto result = op.output_shape(shapes_of(in));
-        out.resize(result.tokens, result.channels);
+        out.resize(static_cast<Eigen::Index>(result.tokens), static_cast<Eigen::Index>(result.channels));
         attend(op, q, k, v, out, run, where);
     }
     return out;

@@ -13,7 +13,7 @@ std::size_t workspace_bytes(const P& projection, const shape& tokens, const deta
     detail::scratch slice;
     slice.take<bool>(tokens.tokens);
     slice.take<std::byte>(projection.template workspace_bytes<T>(tokens.tokens, tokens.channels));
-    return static_cast<std::size_t>(run.concurrency()) * slice.used_bytes();
+    return detail::bytes_for_threads(run.concurrency(), slice.used_bytes());
 }
 
 namespace detail {

@@ -111,7 +111,7 @@ struct ragged_bytes {
             else of_a_thread = std::max(of_a_thread, bytes(e, index_t{1}));
         }
         of_a_thread = (of_a_thread + alignment - 1) / alignment * alignment;
-        all = std::max(all, static_cast<std::size_t>(concurrency) * of_a_thread);
+        all = std::max(all, bytes_for_threads(concurrency, of_a_thread));
     }
 };
 

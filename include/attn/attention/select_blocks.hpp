@@ -76,12 +76,12 @@ template <TensorLike Q, TensorLike K>
                     scores[static_cast<std::size_t>(w)] = rule.causal && w == own ? infinity : std::isnan(score) ? -infinity : score;
                 }
                 const auto chosen = std::min(rule.count, eligible);
-                std::iota(order.begin(), order.begin() + eligible, index_t{0});
-                std::partial_sort(order.begin(), order.begin() + chosen, order.begin() + eligible, [&](index_t x, index_t y) {
+                std::iota(order.data(), order.data() + eligible, index_t{0});
+                std::partial_sort(order.data(), order.data() + chosen, order.data() + eligible, [&](index_t x, index_t y) {
                     const auto a = scores[static_cast<std::size_t>(x)], c = scores[static_cast<std::size_t>(y)];
                     return a != c ? a > c : x < y;
                 });
-                std::copy_n(order.begin(), chosen, table.view().row(b, h, u));
+                std::copy_n(order.data(), chosen, table.view().row(b, h, u));
             }
         }
     return table;

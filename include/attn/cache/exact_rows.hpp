@@ -71,8 +71,8 @@ private:
     /// Others may have these.
     std::shared_ptr<part> copy(const cache_layout& l) const {
         auto own = numbers_ ? std::make_shared<part>(*numbers_) : std::make_shared<part>();
-        own->keys.resize(static_cast<std::size_t>(l.kv_heads * l.exact_tokens * l.key_channels));
-        own->values.resize(static_cast<std::size_t>(l.kv_heads * l.exact_tokens * l.value_channels));
+        own->keys.resize(to_size(product(l.kv_heads, l.exact_tokens, l.key_channels)));
+        own->values.resize(to_size(product(l.kv_heads, l.exact_tokens, l.value_channels)));
         return own;
     }
 

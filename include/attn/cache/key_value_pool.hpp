@@ -65,7 +65,8 @@ page_places page_places_of(std::string_view operation, const cache_layout& l) {
         part.row_bytes = part.format.template row_bytes<T>();
         part.head_bytes = product(l.page_tokens, part.row_bytes);
         const auto bytes = product(l.kv_heads, part.head_bytes);
-        if (bytes > max_bytes / 4) detail::raise(argument_error(operation, "page_tokens", "make pages of more than 2^46 bytes"));
+        if (bytes > max_bytes / 4)
+            detail::raise(argument_error(operation, "page_tokens", "make pages of more than a quarter of ", max_bytes_text));
         constexpr auto line = static_cast<index_t>(alignment);
         places.bytes = (places.bytes + bytes + line - 1) / line * line;
     };
@@ -90,12 +91,12 @@ const rotary_reading<T>& check_reading(const cache_layout& l, const rotary_readi
 
 } // namespace detail
 
-/// Bytes of memory for so many pages of keys and values. Throws argument_error if the layout is wrong, or they are more than 2^48.
+/// Bytes of memory for so many pages of keys and values. Throws argument_error if the layout is wrong, or they are more than max_bytes.
 template <Scalar T>
 std::size_t pool_bytes(const cache_layout& layout, index_t pages) {
     const auto bytes = detail::product(detail::page_places_of<T>("pool_bytes", layout).bytes, std::max<index_t>(pages, 0));
     if (pages < 0 || bytes > max_bytes)
-        detail::raise(argument_error("pool_bytes", "pages", "are ", pages, ": more than 2^48 bytes, or negative"));
+        detail::raise(argument_error("pool_bytes", "pages", "are ", pages, ": more than ", detail::max_bytes_text, ", or negative"));
     return static_cast<std::size_t>(bytes);
 }
 

@@ -113,7 +113,7 @@ private:
         });
         if (std::ssize(taken) > pool.free_pages())
             refuse("need ", taken.size(), " pages, but of the pool's ", pool.pages(), " only ", pool.free_pages(), " are free");
-        loaded.pages_.resize(static_cast<std::size_t>((loaded.tokens_ + loaded.page_tokens() - 1) / loaded.page_tokens()));
+        loaded.pages_.resize(to_size((loaded.tokens_ + loaded.page_tokens() - 1) / loaded.page_tokens()));
         for (const auto page : taken) loaded.pages_[static_cast<std::size_t>(page)] = pool.take();
     }
 };

@@ -260,7 +260,7 @@ private:
     /// Copies the pages from one on that others use too.
     void own_pages(index_t from) {
         const auto shared = [&](const std::byte* page) { return page && pool_->uses(page) > 1; };
-        const auto begin = pages_.begin() + std::min<index_t>(from, std::ssize(pages_));
+        const auto begin = pages_.begin() + std::min(static_cast<std::ptrdiff_t>(from), std::ssize(pages_));
         if (const auto needed = std::count_if(begin, pages_.end(), shared); needed > pool_->free_pages())
             detail::raise(argument_error("sequence::keep", "first", "asks for ", needed, " pages of its own, but of the pool's ",
                                          pool_->pages(), " only ", pool_->free_pages(), " are free"));

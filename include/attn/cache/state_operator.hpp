@@ -26,7 +26,7 @@ inline void check_layout(std::string_view operation, const state_layout& l, std:
     require("value_channels", l.value_channels, 0);
     if (product(l.kv_heads, l.key_channels + 64, l.value_channels + 64, static_cast<index_t>(number_bytes)) > max_bytes)
         detail::raise(argument_error(operation, "kv_heads", "are ", l.kv_heads, " of ", l.key_channels, " x ", l.value_channels,
-                                     " channels: more than 2^48 bytes"));
+                                     " channels: more than ", max_bytes_text));
 }
 
 /// A causal linear attention: what lies behind its queries is a sum over keys.

@@ -44,6 +44,8 @@
 #define ATTN_PROCESSOR sve
 #elif defined(__ARM_NEON)
 #define ATTN_PROCESSOR neon
+#elif defined(__wasm_simd128__)
+#define ATTN_PROCESSOR wasm
 #else
 #define ATTN_PROCESSOR baseline
 #endif

@@ -12,8 +12,10 @@
 #elif !defined(__GNUC__)
 #error "attn needs gcc or clang: it uses their vectors"
 #endif
-#if defined(__SIZEOF_POINTER__) && __SIZEOF_POINTER__ < 8
-#error "attn needs a 64-bit processor: sizes and positions have 64 bits"
+#if defined(__wasm__) && !defined(__wasm_simd128__)
+#error "attn needs WebAssembly's registers: compile with -msimd128"
+#elif defined(__SIZEOF_POINTER__) && __SIZEOF_POINTER__ < 8 && !defined(__wasm__)
+#error "attn needs a 64-bit processor, or WebAssembly"
 #endif
 
 #ifdef __FAST_MATH__

@@ -5,6 +5,8 @@
 
 #include <concepts>
 #include <cstddef>
+#include <cstdint>
+#include <type_traits>
 
 #if defined(__clang__) && !__FINITE_MATH_ONLY__
 #if __has_warning("-Wnan-infinity-disabled")
@@ -23,8 +25,8 @@ constexpr bool has_nan_and_infinity(double x) {
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
-/// Sizes, strides and positions: signed and 64 bits wide, so that differences of positions need no care.
-using index_t = std::ptrdiff_t;
+/// Sizes, strides and positions: signed and 64 bits wide, so that differences of positions need no care. In WebAssembly addresses have 32.
+using index_t = std::conditional_t<sizeof(std::ptrdiff_t) == 8, std::ptrdiff_t, std::int64_t>;
 
 /// An element type that the kernels compute in.
 template <class T>

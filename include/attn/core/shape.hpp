@@ -12,14 +12,23 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <utility>
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// The most bytes of a tensor or a workspace, 256 TiB: what 48 bits address. It is so far from the largest index that sums of a few sizes,
-/// and their multiples by a number of threads, fit as well.
-inline constexpr index_t max_bytes = index_t{1} << 48;
+/// and their multiples by a number of threads, fit as well. Where addresses have 32 bits, 1 GiB: sums of three fit a std::size_t.
+inline constexpr index_t max_bytes = index_t{1} << (sizeof(std::size_t) == 8 ? 48 : 30);
 
 namespace detail {
+
+/// max_bytes as text.
+inline constexpr std::string_view max_bytes_text = sizeof(std::size_t) == 8 ? "2^48 bytes" : "2^30 bytes";
+
+/// A count, not negative, of what memory is asked for: one that a std::size_t cannot hold becomes one that no memory can be had for.
+constexpr std::size_t to_size(index_t count) noexcept {
+    return std::in_range<std::size_t>(count) ? static_cast<std::size_t>(count) : std::numeric_limits<std::size_t>::max();
+}
 
 /// The product of counts, none of them negative; the largest index where it does not fit one, which is beyond every limit.
 constexpr index_t product(std::same_as<index_t> auto... counts) noexcept {
@@ -123,7 +132,7 @@ inline std::string problem_of(const shape& s, std::size_t bytes_of_element) {
     const auto at_least_one = [](index_t extent) { return std::max<index_t>(1, extent); };
     const auto bytes = product(at_least_one(s.batch), at_least_one(s.heads), at_least_one(s.tokens), at_least_one(s.channels),
                                static_cast<index_t>(bytes_of_element));
-    return bytes > max_bytes ? joined({"has shape ", to_string(s), ", which is more than 2^48 bytes"}) : std::string();
+    return bytes > max_bytes ? joined({"has shape ", to_string(s), ", which is more than ", max_bytes_text}) : std::string();
 }
 
 /// Throws shape_error: what a call writes, or a gradient of it, has another shape than the result.

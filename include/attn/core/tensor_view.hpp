@@ -224,7 +224,7 @@ inline std::string problem_of(const void* data, index_t size, const shape& n, co
     };
     if (reaches_far(s.batch, n.batch) || reaches_far(s.heads, n.heads) || reaches_far(s.tokens, n.tokens) ||
         reaches_far(s.channels, n.channels))
-        return joined({"of shape ", to_string(n), " has strides that reach beyond 2^48 bytes"});
+        return joined({"of shape ", to_string(n), " has strides that reach beyond ", max_bytes_text});
     return {};
 }
 /// Why no kernel can read the view.

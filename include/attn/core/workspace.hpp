@@ -38,7 +38,7 @@ public:
     void reserve(std::size_t bytes) {
         if (bytes <= size_bytes()) return;
         if (bytes > static_cast<std::size_t>(max_bytes))
-            detail::raise(argument_error("workspace", "size", detail::joined({"of ", std::to_string(bytes), " bytes is more than 2^48"})));
+            detail::raise(argument_error("workspace", "size", "of ", bytes, " bytes is more than ", detail::max_bytes_text));
         own_.reset(static_cast<std::byte*>(::operator new(bytes, std::align_val_t{alignment})));
         bytes_ = {own_.get(), bytes};
     }
@@ -75,7 +75,7 @@ private:
         return begin_ ? begin_ + at : nullptr;
     }
     [[noreturn, gnu::cold, gnu::noinline]] static void refuse() {
-        detail::raise(argument_error("workspace", "size", "for such shapes would be more than 2^48 bytes, or negative"));
+        detail::raise(argument_error("workspace", "size", "for such shapes would be more than ", max_bytes_text, ", or negative"));
     }
 
     std::byte* begin_ = nullptr;
@@ -107,6 +107,10 @@ std::size_t bytes_taken(const auto& take) {
 template <class Layout>
 std::size_t bytes_for(const auto&... of) {
     return bytes_taken([&](scratch& memory) { return Layout(memory, of...); });
+}
+/// Bytes for so many threads, of so many each. Throws argument_error if they are more than max_bytes.
+inline std::size_t bytes_for_threads(index_t concurrency, std::size_t each) {
+    return bytes_taken([&](scratch& memory) { return memory.take<std::byte>(concurrency, static_cast<index_t>(each)); });
 }
 /// What take(scratch) takes of a workspace, which grows to hold it.
 auto taken_of(workspace& memory, const auto& take) {

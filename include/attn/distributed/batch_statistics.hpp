@@ -83,7 +83,7 @@ private:
     }
     /// Finds the moments of the pieces that lie on this rank alone.
     void find_own(const execution& run) {
-        workspace sums(static_cast<std::size_t>(group_type::scratch_rows * run.concurrency() * padded()) * sizeof(T));
+        workspace sums(to_size(product(group_type::scratch_rows, run.concurrency(), padded(), static_cast<index_t>(sizeof(T)))));
         run.for_each(pieces_.count, [&](index_t piece, index_t slice) {
             if (!is_own(piece)) return;
             T* const own = reinterpret_cast<T*>(sums.bytes().data()) + slice * group_type::scratch_rows * padded();

@@ -47,7 +47,7 @@ namespace detail {
 /// What every rank gives, as many bytes each and at least one, in the order of ranks. In log2(size) rounds (Bruck et al. 1997).
 std::vector<std::byte> all_gather(Communicator auto& ranks, std::span<const std::byte> own) {
     const index_t size = ranks.size(), rank = ranks.rank(), each = std::ssize(own);
-    std::vector<std::byte> turned(static_cast<std::size_t>(size * each)), all(turned.size()); // turned: from the own rank on
+    std::vector<std::byte> turned(to_size(product(size, each))), all(turned.size()); // turned: from the own rank on
     std::ranges::copy(own, turned.begin());
     const auto some = [each](std::vector<std::byte>& bytes, index_t first, index_t count) {
         return std::span(bytes).subspan(static_cast<std::size_t>(first * each), static_cast<std::size_t>(count * each));

@@ -254,7 +254,8 @@ private:
             auto& joined = *last_first[std::min<std::size_t>(i, 3)];
             joined = detail::product(joined, extent);
         }
-        if (!detail::problem_of(s, sizeof(double)).empty()) refuse(name, "has shape ", text_of(size), ", which is more than 2^48 bytes");
+        if (!detail::problem_of(s, sizeof(double)).empty())
+            refuse(name, "has shape ", text_of(size), ", which is more than ", detail::max_bytes_text);
         return s;
     }
 

@@ -35,6 +35,7 @@ inline std::string safetensors_of(const parameters& weights) {
     return file;
 }
 
+#ifdef __cpp_lib_filesystem // a WebAssembly program may have no files, but bytes
 /// The tensors of a safetensors file, see parse_safetensors; or, if the path ends in ".json", of all files of an index, which lie beside
 /// it: "model.safetensors.index.json", {"weight_map": {"name": "model-00001-of-00002.safetensors", ...}}. Of metadata that two files have,
 /// the first one's stays. All headers are read and checked first; then the numbers go from the files to where they stay, so that it takes
@@ -73,5 +74,6 @@ inline void write_safetensors(const std::string& path, const parameters& weights
     if (!is_device) files::remove(written, error);
     detail::raise(parameter_error(path + ": cannot be written"));
 }
+#endif
 
 } // namespace attn

@@ -121,6 +121,7 @@ parameters read_file(std::uint64_t bytes, auto& read) {
     return result;
 }
 
+#ifdef __cpp_lib_filesystem // a WebAssembly program may have none
 /// A file that is read from its beginning. Throws parameter_error where it cannot be.
 class file_reader {
 public:
@@ -179,5 +180,6 @@ inline parameters read_shards(const std::string& path, file_reader& index) {
     });
     return result;
 }
+#endif
 
 } // namespace attn::detail

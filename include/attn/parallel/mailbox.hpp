@@ -3,6 +3,10 @@
 
 #include "executor.hpp"
 
+#ifndef __STDCPP_THREADS__
+#error "attn: ranks on threads, in a program that has none"
+#endif
+
 #include <condition_variable>
 #include <cstddef>
 #include <cstring>

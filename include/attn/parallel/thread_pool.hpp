@@ -1,7 +1,9 @@
-// An executor over Eigen's non-blocking thread pool.
+// An executor over Eigen's non-blocking thread pool, present where programs have threads: in WebAssembly they have none.
 #pragma once
 
 #include "executor.hpp"
+
+#ifdef __STDCPP_THREADS__
 
 #include <Eigen/Core>
 
@@ -118,3 +120,5 @@ private:
 };
 
 } // namespace attn
+
+#endif

@@ -20,7 +20,7 @@ public:
     /// The tree in which draft t follows draft parents[t].
     draft_tree(std::span<const index_t> parents, index_t first) : first_(first), drafts_(std::ssize(parents)) {
         detail::check_positions("draft_tree", "first", first, drafts_);
-        std::vector<std::uint64_t> words(static_cast<std::size_t>(detail::bit_table::word_count(drafts_, drafts_)));
+        std::vector<std::uint64_t> words(detail::to_size(detail::bit_table::word_count(drafts_, drafts_)));
         const auto see = [&](index_t t, index_t j) { words[static_cast<std::size_t>(t / 64 * drafts_ + j)] |= std::uint64_t{1} << t % 64; };
         for (index_t t = 0; t < drafts_; ++t) {
             const auto parent = parents[static_cast<std::size_t>(t)];

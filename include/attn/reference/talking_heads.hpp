@@ -146,7 +146,7 @@ void talking_heads_gradients(const inputs<T>& in, const output_gradients<T>& d_o
         attn::detail::fill_zero(*view);
 
     detail::for_each_talking_row<T>(in, logits_mix, logits_bias, scale, score, pattern, sinks, [&](const detail::talking_row<T>& r) {
-        const auto b = r.batch, row = r.row, heads = std::ssize(r.of_sink);
+        const index_t b = r.batch, row = r.row, heads = std::ssize(r.of_sink);
         // d matrix[row, column] and d bias[row] grow by what one pair gives them.
         const auto add_to_mixing = [&](const tensor_view<T>& mix, const tensor_view<T>& bias, index_t to, T gradient,
                                        const std::vector<T>& from, index_t key) {

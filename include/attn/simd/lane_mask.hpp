@@ -12,9 +12,17 @@
 #pragma GCC diagnostic ignored "-Wuninitialized" // gcc 12 warns inside its own AVX-512 header
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
+#ifdef __wasm__ // xsimd looks for Emscripten, not for the processor
+#include <xsimd/config/xsimd_config.hpp>
+#undef XSIMD_NO_SUPPORTED_ARCHITECTURE
+#undef XSIMD_WITH_WASM
+#define XSIMD_WITH_WASM 1
+#endif
 #include <xsimd/xsimd.hpp>
 
-#if XSIMD_VERSION_MAJOR < 8 || (XSIMD_VERSION_MAJOR == 8 && XSIMD_VERSION_MINOR < 1)
+#if defined(__wasm__) && XSIMD_VERSION_MAJOR < 12
+#error "attn needs xsimd 12 or later for WebAssembly"
+#elif XSIMD_VERSION_MAJOR < 8 || (XSIMD_VERSION_MAJOR == 8 && XSIMD_VERSION_MINOR < 1)
 #error "attn needs xsimd 8.1 or later"
 #elif defined(XSIMD_NO_SUPPORTED_ARCHITECTURE)
 #error "attn: xsimd has no instruction set here; xsimd 10 emulates one: -DXSIMD_WITH_EMULATED=1 -DXSIMD_DEFAULT_ARCH=xsimd::emulated<128>"

@@ -177,16 +177,9 @@ struct lanes {
     friend lanes abs(lanes a) { return xsimd::abs(a.value); }
     /// The sum over the lanes: halves are added until one number is left.
     friend T sum(lanes a) {
-        if constexpr (is_native<batch>) {
-            return sum_of_halves<T>(static_cast<typename batch::register_type>(a.value),
-                                    std::make_index_sequence<static_cast<std::size_t>(size / 2)>());
-        } else {
-            std::array<T, static_cast<std::size_t>(size)> all;
-            a.store(all.data());
-            for (auto half = all.size() / 2; half > 0; half /= 2)
-                for (std::size_t l = 0; l < half; ++l) all[l] += all[l + half];
-            return all[0];
-        }
+        constexpr std::make_index_sequence<static_cast<std::size_t>(size / 2)> half;
+        if constexpr (is_native<batch>) return sum_of_halves<T>(static_cast<typename batch::register_type>(a.value), half);
+        else return sum_of_halves<T>(std::bit_cast<typename detail::vector_of<T, size>::type>(a.value), half);
     }
     friend lanes sqrt(lanes a) {
 #if defined(__aarch64__)

@@ -15,9 +15,12 @@ inline constexpr bool fuses =
     false;
 #endif
 
-/// True where a register is the compiler's own vector, and no array that emulates one.
+/// True where a register is the compiler's own vector of its numbers: no array that emulates one, and not one of integers, as WebAssembly's
+/// all are.
 template <class Batch>
-inline constexpr bool is_native = !std::is_class_v<typename Batch::register_type>;
+inline constexpr bool is_native =
+    !std::is_class_v<typename Batch::register_type> &&
+    !std::same_as<typename Batch::register_type, typename xsimd::batch<std::int32_t, typename Batch::arch_type>::register_type>;
 
 namespace detail {
 

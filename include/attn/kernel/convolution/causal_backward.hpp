@@ -31,7 +31,7 @@ public:
     std::size_t workspace_bytes(index_t concurrency) const {
         detail::scratch shared;
         sums(shared);
-        return shared.used_bytes() + static_cast<std::size_t>(concurrency) * detail::bytes_for<tiles>(width_);
+        return shared.used_bytes() + detail::bytes_for_threads(concurrency, detail::bytes_for<tiles>(width_));
     }
 
     void operator()(const stored_view<const T>& x, const stored_view<const T>& first_state, const stored_view<const T>& d_out,

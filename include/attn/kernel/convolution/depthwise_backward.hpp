@@ -49,7 +49,7 @@ public:
     std::size_t workspace_bytes(index_t concurrency) const {
         detail::scratch shared;
         sums(shared);
-        return shared.used_bytes() + static_cast<std::size_t>(concurrency) * worker_bytes();
+        return shared.used_bytes() + detail::bytes_for_threads(concurrency, worker_bytes());
     }
 
     /// Computes all that is wanted. present(b): the tokens of batch entry b's input that are there, others count as outside the grid (their

@@ -32,7 +32,7 @@ public:
             run_task(task, slice_memory, a, b, start, c);
         });
     }
-    std::size_t workspace_bytes(index_t concurrency) const { return static_cast<std::size_t>(concurrency) * task_bytes(); }
+    std::size_t workspace_bytes(index_t concurrency) const { return detail::bytes_for_threads(concurrency, task_bytes()); }
 
     struct extent {
         index_t first, count;

@@ -33,7 +33,7 @@ public:
     /// staged: numbers that features need at a time, if they say so.
     static std::size_t workspace_bytes(const input_shapes& s, index_t concurrency, const convolution_grid* grid, index_t staged = 0) {
         const auto sums = causal ? 0 : detail::bytes_for<span_sums<T>>(s, concurrency);
-        return sums + static_cast<std::size_t>(concurrency) * detail::bytes_for<worker>(s, grid, causal, staged);
+        return sums + detail::bytes_for_threads(concurrency, detail::bytes_for<worker>(s, grid, causal, staged));
     }
 
     /// memory: workspace_bytes of it. summed: null, or of each batch entry and head of keys the sum that its first row takes, or begins
@@ -48,7 +48,7 @@ public:
                 workers.with(slice, [&](worker& w) { run_causal(w, in, out, task / s.queries.heads, task % s.queries.heads, summed); });
             });
         } else {
-            detail::scratch shared(memory + static_cast<std::size_t>(run.concurrency()) * workers.bytes());
+            detail::scratch shared(memory + detail::bytes_for_threads(run.concurrency(), workers.bytes()));
             run_dense(in, out, run, span_sums<T>(shared, s, run.concurrency()), workers, summed);
         }
     }

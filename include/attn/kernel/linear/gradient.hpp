@@ -22,7 +22,7 @@ public:
     using call_type = linear_gradient_call<T, F, P>;
 
     static std::size_t workspace_bytes(const input_shapes& s, index_t concurrency) {
-        return detail::bytes_for<layout>(s) * static_cast<std::size_t>(concurrency);
+        return detail::bytes_for_threads(concurrency, detail::bytes_for<layout>(s));
     }
 
     void operator()(const call_type& call, const execution& run) const {

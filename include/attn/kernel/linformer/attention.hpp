@@ -169,7 +169,7 @@ private:
     }
     std::byte* take_shared(detail::scratch& memory, const input_shapes& s, index_t concurrency, std::size_t least) const {
         const auto softmax_bytes = softmax::workspace_bytes(s, false, concurrency, true);
-        return memory.take<std::byte>(std::max({least, softmax_bytes, task_bytes * static_cast<std::size_t>(concurrency)}));
+        return memory.take<std::byte>(std::max({least, softmax_bytes, detail::bytes_for_threads(concurrency, task_bytes)}));
     }
     tensor_view<T> take_rows(detail::scratch& memory, const shape& tokens) const {
         const shape own{rows.batches, rows.heads, rows.max_rows, tokens.channels};

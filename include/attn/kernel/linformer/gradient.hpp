@@ -101,7 +101,7 @@ private:
     static std::size_t shared_bytes(const Op& op, const input_shapes& s, index_t concurrency, std::size_t of_task) {
         auto projected = s;
         projected.keys.tokens = projected.values.tokens = most_rows(op.key_projection, s.keys);
-        return std::max(softmax::workspace_bytes(projected, concurrency, false), of_task * static_cast<std::size_t>(concurrency));
+        return std::max(softmax::workspace_bytes(projected, concurrency, false), detail::bytes_for_threads(concurrency, of_task));
     }
     template <class P, class G>
     index_t parts_of(const side<P, G>& s) const {

@@ -28,8 +28,8 @@ public:
         : chunks_(in, terms), in_(in), out_(out), scale_(static_cast<T>(scale)) {}
 
     static std::size_t workspace_bytes(const input_shapes& s, const recurrent_terms<T>& terms, index_t concurrency, bool keeps_state) {
-        return static_cast<std::size_t>(concurrency) *
-               detail::bytes_for<recurrent_worker<T>>(terms.sizes(s), recurrent_chunks<T>::group_of(s), keeps_state);
+        return detail::bytes_for_threads(
+            concurrency, detail::bytes_for<recurrent_worker<T>>(terms.sizes(s), recurrent_chunks<T>::group_of(s), keeps_state));
     }
 
     /// memory: workspace_bytes of it.

@@ -20,14 +20,14 @@ public:
 
     static std::size_t workspace_bytes(const input_shapes& s, const recurrent_terms<T>& terms, index_t concurrency) {
         const auto shared = detail::bytes_taken([&](detail::scratch& memory) { term_gradients<T>(terms, {}, s.keys).take(memory); });
-        return static_cast<std::size_t>(concurrency) * bytes_of_worker(s, terms) + shared;
+        return detail::bytes_for_threads(concurrency, bytes_of_worker(s, terms)) + shared;
     }
 
     /// memory: workspace_bytes of it.
     void operator()(const execution& run, std::byte* memory) const {
         const auto s = shapes_of(in_);
         const detail::slices slices(memory, bytes_of_worker(s, terms_));
-        detail::scratch behind(memory + static_cast<std::size_t>(run.concurrency()) * bytes_of_worker(s, terms_));
+        detail::scratch behind(memory + detail::bytes_for_threads(run.concurrency(), bytes_of_worker(s, terms_)));
         term_gradients<T> of_terms(terms_, wanted_, s.keys);
         of_terms.take(behind);
         run.for_each(s.keys.batch * s.keys.heads, [&](index_t task, index_t slice) {

@@ -222,7 +222,7 @@ public:
     std::size_t workspace_bytes(const input_shapes& s, index_t concurrency, bool keeps_weights) const {
         const auto sizes = with.shape_of(s);
         return detail::bytes_for<head_mixings<T>>(sizes) +
-               static_cast<std::size_t>(concurrency) * detail::bytes_for<memory_type>(sizes, keeps_weights && sizes.mixes_weights);
+               detail::bytes_for_threads(concurrency, detail::bytes_for<memory_type>(sizes, keeps_weights && sizes.mixes_weights));
     }
     /// Whether the workspace has room for the weights of all keys.
     bool keeps_weights(const input_shapes& s, const execution& run) const {
