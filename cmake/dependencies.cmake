@@ -19,7 +19,15 @@ endmacro()
 
 # Without a version: Eigen 3.4 and 5 each refuse the other's range. The headers check it.
 attn_header_only(Eigen3 Eigen3::Eigen https://gitlab.com/libeigen/eigen.git 3.4.0 "")
-attn_header_only(xsimd xsimd https://github.com/xtensor-stack/xsimd.git 8.1.0 /include)
+set(attn_xsimd_tag 8.1.0)
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "^wasm")
+  set(attn_xsimd_tag 14.3.0)
+endif()
+attn_header_only(xsimd xsimd https://github.com/xtensor-stack/xsimd.git ${attn_xsimd_tag} /include)
 
 set(THREADS_PREFER_PTHREAD_FLAG ON)
-find_package(Threads REQUIRED GLOBAL)
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "^wasm" AND NOT TARGET Threads::Threads) # it has none
+  add_library(Threads::Threads INTERFACE IMPORTED GLOBAL)
+else()
+  find_package(Threads REQUIRED GLOBAL)
+endif()

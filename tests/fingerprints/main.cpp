@@ -1,5 +1,5 @@
 // attn_fingerprints [FOLDER]: the bits of every operator's results and gradients, a hash for each, as a table; or those that are not
-// in the folder's. One table holds for all processors that fuse products with sums, another for SSE2.
+// in the folder's. One table holds for all processors that fuse products with sums, another for SSE2 and WebAssembly.
 #include "answers.hpp"
 #include "prints.hpp"
 #include "storage.hpp"
@@ -12,7 +12,7 @@
 #include <attn/norm/train_backward.hpp>
 #include <attn/parallel/thread_pool.hpp>
 
-#include <fstream>
+#include <cstdio>
 #include <iostream>
 
 namespace attn::testing {
@@ -71,7 +71,11 @@ private:
     const problem& problem_;
     input_shapes shapes_;
     std::unique_ptr<instance<T>> op_;
+#ifdef __STDCPP_THREADS__
     thread_pool pool_{2};
+#else
+    sequential pool_;
+#endif
 };
 
 /// Norms of rows of so many channels: results, gradients, and what a training step makes of a batch.
@@ -144,8 +148,11 @@ void print_all(named_prints& prints) {
 /// What the file says; where there is none, nothing.
 std::map<std::string, std::string> read(const std::string& path) {
     std::map<std::string, std::string> table;
-    std::ifstream file(path);
-    for (std::string name, scalar, what, hash; file >> name >> scalar >> what >> hash;) table[name + " " + scalar + " " + what] = hash;
+    std::FILE* const file = std::fopen(path.c_str(), "r");
+    char name[200], scalar[20], what[20], hash[20];
+    while (file && std::fscanf(file, "%199s %19s %19s %19s", name, scalar, what, hash) == 4)
+        table[std::string(name) + " " + scalar + " " + what] = hash;
+    if (file) std::fclose(file);
     return table;
 }
 

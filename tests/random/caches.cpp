@@ -315,7 +315,7 @@ outcome check_cache(draw& random) {
         try {
             return program.run();
         } catch (const std::exception& e) {
-            return {program.name(), std::string("threw: ") + e.what()};
+            return {program.name(), threw(e)};
         }
     });
 }

@@ -2,7 +2,6 @@
 
 #include "differences.hpp"
 #include "draw_layout.hpp"
-#include "executors.hpp"
 #include "gradient_checks.hpp"
 #include "on_threads.hpp"
 #include "stored.hpp"

@@ -5,7 +5,6 @@
 #include "others.hpp"
 
 #include <attn/attention/depthwise_backward.hpp>
-#include <attn/parallel/thread_pool.hpp>
 #include <attn/reference/depthwise_convolution.hpp>
 
 namespace attn::fuzz {

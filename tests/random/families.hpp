@@ -22,6 +22,9 @@ struct family {
 
 std::vector<family> all_families();
 
+/// The problem of one that was refused.
+inline std::string threw(const std::exception& e) { return std::string("threw: ") + e.what(); }
+
 /// of(std::type_identity<T>) of float or of double, as drawn; or of the only one that the build has.
 template <class F>
 outcome in_drawn_numbers(draw& random, const F& of) {
@@ -36,13 +39,12 @@ template <class Draw>
 outcome check_trial(draw& random, const Draw& draw_trial) {
     return in_drawn_numbers(random, [&]<Scalar T>(std::type_identity<T> number) {
         outcome result;
-        try {
+        const auto check = [&] {
             const trial<T> t = draw_trial(number);
             result.name = std::string(std::same_as<T, float> ? "float; " : "double; ") + describe(t.size) + "; " + t.name;
             result.problem = broken_promise(t, random);
-        } catch (const std::exception& e) {
-            result.problem = std::string("threw: ") + e.what();
-        }
+        };
+        attn::detail::try_catch<std::exception>(check, [&](const std::exception& e) { result.problem = threw(e); });
         return result;
     });
 }

@@ -11,7 +11,6 @@
 #include <attn/attention/lsh_attention.hpp>
 #include <attn/attention/lsh_backward.hpp>
 #include <attn/attention/random_projection.hpp>
-#include <attn/parallel/thread_pool.hpp>
 #include <attn/reference/lsh_attention.hpp>
 
 namespace attn::fuzz {

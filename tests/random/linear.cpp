@@ -124,7 +124,7 @@ trial<T> draw_linear_vectors(draw& random) {
     const auto eps = random.one_in(3) ? random.real(1e-3, 1) : 1e-6;
     const auto make = [=, channels = t.size.key_dim](index_t batch, index_t batches) -> operation<T> {
         auto own = std::make_shared<vector_operands<T>>();
-        own->lengths = {length.begin() + batch, length.begin() + batch + batches};
+        own->lengths = {length.data() + batch, length.data() + batch + batches};
         if (!is_performer)
             return vector_operation<T>(linear_attention<cosformer_features, both<causal, lengths>>{.feature_map = {reach}, .pattern = causal{} & lengths{own->lengths}, .eps = eps}, own);
         own->directions = tensor<T>({1, 1, features, channels});
@@ -151,7 +151,7 @@ trial<T> draw_linear(draw& random) {
     const auto ahead = to_a_key();
     const auto eps = random.one_in(3) ? random.real(1e-3, 1) : 1e-6;
     const auto make = [=](index_t batch, index_t batches) -> operation<T> {
-        const auto own = std::make_shared<const std::vector<index_t>>(length->begin() + batch, length->begin() + batch + batches);
+        const auto own = std::make_shared<const std::vector<index_t>>(length->data() + batch, length->data() + batch + batches);
         switch (kind) {
         case 0:
             return linear_operation<T>(linear_attention<>{.eps = eps}, own);

@@ -165,7 +165,7 @@ outcome check_linear_state(draw& random) {
     return in_drawn_numbers(random, [&]<Scalar T>(std::type_identity<T>) -> outcome {
         try {
             return check_state_of<T>(random);
-        } catch (const std::exception& e) { return {"a state of linear attention", std::string("threw: ") + e.what()}; }
+        } catch (const std::exception& e) { return {"a state of linear attention", threw(e)}; }
     });
 }
 

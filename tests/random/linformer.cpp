@@ -96,7 +96,8 @@ projected_tensor project_all(projected_by how, const drawn_projection<T>& d, con
     const tensor_view<const double> own = x.view(), own_magnitudes = magnitudes.view();
     for (index_t b = 0; b < batch; ++b)
         for (index_t h = 0; h < heads; ++h) {
-            const std::vector<bool> seen(visible.begin() + b * m, visible.begin() + (b + 1) * m);
+            const auto seen_by = visible.begin() + static_cast<std::ptrdiff_t>(b * m);
+            const std::vector<bool> seen(seen_by, seen_by + static_cast<std::ptrdiff_t>(m));
             const auto exact = define<double>(how, d, {own, b, h, seen}), sums = define_magnitudes(how, d, {own_magnitudes, b, h, seen});
             for (std::size_t r = 0; r < exact.size(); ++r) {
                 if (!exact[r]) continue;

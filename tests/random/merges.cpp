@@ -61,11 +61,9 @@ outcome attempt(draw& random) {
 } // namespace
 
 outcome check_merge(draw& random) {
-    try {
-        return in_drawn_numbers(random, [&]<Scalar T>(std::type_identity<T>) { return attempt<T>(random); });
-    } catch (const std::exception& e) {
-        return {"", std::string("threw: ") + e.what()};
-    }
+    return attn::detail::try_catch<std::exception>(
+        [&] { return in_drawn_numbers(random, [&]<Scalar T>(std::type_identity<T>) { return attempt<T>(random); }); },
+        [](const std::exception& e) { return outcome{"", threw(e)}; });
 }
 
 } // namespace attn::fuzz

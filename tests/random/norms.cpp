@@ -12,7 +12,6 @@
 #include <attn/norm/rms_norm.hpp>
 #include <attn/norm/train_backward.hpp>
 #include <attn/norm/unit_norm.hpp>
-#include <attn/parallel/thread_pool.hpp>
 #include <attn/reference/norms.hpp>
 
 #include <cmath>

@@ -1,10 +1,22 @@
-// Executors of one to four threads.
+// Executors of one to four threads; where programs have none, of as many bodies at once, one after another.
 #pragma once
 
 #include <attn/parallel/executor.hpp>
 #include <attn/parallel/thread_pool.hpp>
 
 namespace attn::fuzz {
+
+#ifndef __STDCPP_THREADS__
+struct thread_pool {
+    index_t threads;
+
+    explicit thread_pool(index_t n) : threads(n) {}
+    index_t concurrency() const { return threads; }
+    void parallel_for(index_t count, function_ref body) const {
+        while (count > 0) body(--count);
+    }
+};
+#endif
 
 /// f(executor) of so many threads, and what it returns.
 template <class F>

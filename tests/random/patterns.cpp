@@ -38,15 +38,14 @@ outcome check_pattern(draw& random) {
     outcome result{describe(s) + "; tree " + tree->name() + "; stepped " + stepped->name() + "; other " + other->name(), {}};
     const random_pattern a{tree.get()};
     const random_stepped_pattern b{stepped.get()}, c{other.get()};
-    try {
+    const auto check = [&] {
         const auto kind = random.number(0, 3);
         if (kind == 0) result.problem = offences(random, attn::at(a, 0, 0), s);
         if (kind == 1) result.problem = offences(random, attn::at(b, 0, 0), s);
         if (kind == 2) result.problem = offences(random, attn::at(a | b, 0, 0), s);
         if (kind == 3) result.problem = offences(random, attn::at(b | c, 0, 0), s);
-    } catch (const std::exception& e) {
-        result.problem = std::string("threw: ") + e.what();
-    }
+    };
+    attn::detail::try_catch<std::exception>(check, [&](const std::exception& e) { result.problem = threw(e); });
     return result;
 }
 

@@ -275,7 +275,7 @@ outcome check_ranks(draw& random) {
             return check_softmax_over_ranks(random);
         }
     } catch (const std::exception& e) {
-        return {"", std::string("threw: ") + e.what()};
+        return {"", threw(e)};
     }
 }
 

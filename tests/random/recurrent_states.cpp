@@ -101,7 +101,7 @@ private:
         if (s.ours.size() != first + count) problem_ = "has taken another number of tokens";
         const auto result = out.copy();
         attn::detail::for_each_number(result.shape(), [&](index_t b, index_t h, index_t i, index_t c) { s.values(b, h, first + i, c) = result(b, h, i, c); });
-        std::fill_n(s.queried.begin() + first, count, queried);
+        std::fill_n(s.queried.begin() + static_cast<std::ptrdiff_t>(first), count, queried);
     }
     void check(stated& s) {
         const auto size = s.ours.size();
@@ -138,11 +138,12 @@ outcome check_recurrent_state(draw& random) {
         size.by_channel = random.one_in(2), size.one_batch = random.one_in(2), size.one_head = random.one_in(2);
         const auto [kind, name] = testing::all_rules[static_cast<std::size_t>(random.number(0, std::ssize(testing::all_rules) - 1))];
         const auto of = (std::same_as<T, float> ? "float; " : "double; ") + (name + (": " + describe(size))) + ";";
-        try {
+        const auto run = [&] {
             auto result = recurrent_program<T>(random, kind, size).run();
             result.name = of + result.name;
             return result;
-        } catch (const std::exception& e) { return {of, std::string("threw: ") + e.what()}; }
+        };
+        return attn::detail::try_catch<std::exception>(run, [&](const std::exception& e) { return outcome{of, threw(e)}; });
     });
 }
 

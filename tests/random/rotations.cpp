@@ -1,10 +1,10 @@
 // Problems of rotary positions.
 #include "bounds.hpp"
 #include "draw_layout.hpp"
+#include "on_threads.hpp"
 #include "others.hpp"
 
 #include <attn/layer/rotary.hpp>
-#include <attn/parallel/thread_pool.hpp>
 
 #include <array>
 
