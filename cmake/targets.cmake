@@ -11,6 +11,9 @@ target_link_libraries(attn INTERFACE $<BUILD_INTERFACE:Eigen3::Eigen> $<INSTALL_
 # Its include directories, not the target: some installed xsimd targets link xtl, which attn has no use for and which may be missing.
 target_include_directories(attn SYSTEM INTERFACE $<TARGET_PROPERTY:xsimd,INTERFACE_INCLUDE_DIRECTORIES>)
 
+# gcc for Windows aligns its stack to 16 bytes, and moves wider registers there as if it were aligned to all of theirs (gcc's bug 54412).
+target_compile_options(attn INTERFACE $<$<AND:$<PLATFORM_ID:Windows>,$<CXX_COMPILER_ID:GNU>>:-Wa,-muse-unaligned-vector-move>)
+
 add_library(attn_native INTERFACE)
 add_library(attn::native ALIAS attn_native)
 set_target_properties(attn_native PROPERTIES EXPORT_NAME native)

@@ -407,6 +407,21 @@ TEST_CASE("safetensors: several files by their index", "[layer]") {
     CHECK(problem_of([&] { read_safetensors(index); }) == index + ": an index has no 100000001 bytes");
 }
 
+TEST_CASE("safetensors: files and folders with names of any letters", "[layer]") {
+    const scratch_folder folder;
+    const auto inner = std::filesystem::path(folder / "") / u8"größe 重み";
+    std::filesystem::create_directory(inner);
+    parameters weights;
+    add_random<float>(weights, "w", {2, 3}, 1);
+    const auto file = inner / u8"ä.safetensors", index = inner / u8"ä.safetensors.index.json";
+    for (int round = 0; round < 2; ++round) { // once there is none yet
+        write_safetensors(file, weights);
+        CHECK(read_safetensors(file).names() == weights.names());
+    }
+    std::ofstream(index, std::ios::binary) << "{\"weight_map\": {\"w\": \"ä.safetensors\"}}";
+    CHECK(read_safetensors(index).names() == weights.names());
+}
+
 TEST_CASE("safetensors: what is no index is refused", "[layer]") {
     const scratch_folder folder;
     const auto index = folder / "a.json";

@@ -3,7 +3,7 @@
 
 #include <attn/parallel/thread_pool.hpp>
 
-#if __has_include(<unistd.h>)
+#if __has_include(<sys/wait.h>)
 #include <sys/wait.h>
 #include <unistd.h>
 #endif
@@ -31,7 +31,7 @@ TEST_CASE("thread_pool: an impossible number of threads is refused", "[parallel]
     CHECK_THROWS_WITH(thread_pool(0), "thread_pool: threads must be 1 to 16383, not 0");
 }
 
-#if __has_include(<unistd.h>)
+#if __has_include(<sys/wait.h>)
 TEST_CASE("thread_pool: the child of a fork is told that it has none of the threads", "[parallel]") {
     thread_pool pool(2);
     check_parallel_for(pool);

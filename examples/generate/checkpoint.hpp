@@ -179,7 +179,7 @@ inline checkpoint read_llama2c(const std::string& path) {
         in.read(reinterpret_cast<char*>(to.data()), static_cast<std::streamsize>(sizeof(float)) * to.shape().size());
     }
     if (!in) throw file_error(path + ": cannot be read to its end");
-    all.text = std::make_unique<llama2c_tokenizer>((std::filesystem::path(path).parent_path() / "tokenizer.bin").string(), c.vocabulary);
+    all.text = std::make_unique<llama2c_tokenizer>((std::filesystem::path(path).parent_path() / "tokenizer.bin").generic_string(), c.vocabulary);
     return all;
 }
 

@@ -301,7 +301,7 @@ std::string text_of(const std::string& said) { // the line of statistics is behi
     return said.substr(0, std::min(end, said.size()));
 }
 void test_program(const std::string& program, const std::string& model_path, attn::thread_pool& threads) {
-    const auto command = program + " " + model_path + " 'new lower' --tokens=60 --threads=1";
+    const auto command = program + " " + model_path + " \"new lower\" --tokens=60 --threads=1";
     for (const std::string how : {"", " --temperature=0.5 --seed=9"}) {
         const auto without = run(command + " --drafts=0" + how);
         check(without.find("60 of text: ") != std::string::npos && without.starts_with("new lower"), command + " says " + without);
@@ -504,7 +504,7 @@ int main(int count, char** arguments) try {
         std::fprintf(stderr, "usage: example_generate_test PROGRAM\n");
         return 2;
     }
-    const auto folder = (std::filesystem::temp_directory_path() / ("attn_generate_" + std::to_string(std::random_device()()))).string();
+    const auto folder = (std::filesystem::temp_directory_path() / ("attn_generate_" + std::to_string(std::random_device()()))).generic_string();
     attn::thread_pool threads(2);
 
     write_folder(folder + "/float", config_json(), attn::narrow_format::none);

@@ -42,24 +42,26 @@ inline std::string safetensors_of(const parameters& weights) {
 /// little more memory than the files have bytes. Throws parameter_error with the path, and that of the file of an index: as
 /// parse_safetensors does, for what cannot be read or has no size, such as a pipe, for an index that is not of this form or names a file of
 /// another folder, and where a file has not just the tensors that the index says.
-inline parameters read_safetensors(const std::string& path) {
-    return detail::with_name_of(path, [&] {
+inline parameters read_safetensors(const std::filesystem::path& path) {
+    const auto name = path.string();
+    return detail::with_name_of(name, [&] {
         detail::file_reader read(path);
-        return path.ends_with(".json") ? detail::read_shards(path, read) : detail::read_file(read.bytes(), read);
+        return name.ends_with(".json") ? detail::read_shards(path, read) : detail::read_file(read.bytes(), read);
     });
 }
 
 /// Writes a safetensors file, from the numbers where they lie. One of that name is replaced when the new one, which is written beside it,
 /// is complete: if that fails it stays as it was. Throws parameter_error if the file cannot be written, or ends in ".json" as an index
 /// does; and as safetensors_of does.
-inline void write_safetensors(const std::string& path, const parameters& weights) {
+inline void write_safetensors(const std::filesystem::path& path, const parameters& weights) {
     namespace files = std::filesystem;
-    if (path.ends_with(".json")) detail::raise(parameter_error(path + ": a safetensors file does not end in .json, as an index does"));
+    const auto name = path.string();
+    if (name.ends_with(".json")) detail::raise(parameter_error(name + ": a safetensors file does not end in .json, as an index does"));
     const detail::file_image image(weights);
     std::error_code error;
     const auto before = files::status(path, error);
     const bool is_file = files::is_regular_file(before), is_device = !is_file && files::exists(before); // which nothing can replace
-    const auto target = is_file ? files::canonical(path, error) : files::path(path);                    // what a link leads to
+    const auto target = is_file ? files::canonical(path, error) : path;                                 // what a link leads to
     auto written = target;
     if (!is_device) written += "." + std::to_string(std::random_device()()) + ".part";
     const bool may_be_written = !is_file || std::ofstream(target, std::ios::binary | std::ios::app);
@@ -72,7 +74,7 @@ inline void write_safetensors(const std::string& path, const parameters& weights
     if (!error && !is_device) files::rename(written, target, error);
     if (!error) return;
     if (!is_device) files::remove(written, error);
-    detail::raise(parameter_error(path + ": cannot be written"));
+    detail::raise(parameter_error(name + ": cannot be written"));
 }
 #endif
 

@@ -125,7 +125,7 @@ parameters read_file(std::uint64_t bytes, auto& read) {
 /// A file that is read from its beginning. Throws parameter_error where it cannot be.
 class file_reader {
 public:
-    explicit file_reader(const std::string& path) : in_(path, std::ios::binary | std::ios::ate) {
+    explicit file_reader(const std::filesystem::path& path) : in_(path, std::ios::binary | std::ios::ate) {
         const auto end = in_.tellg();
         if (!in_.seekg(0)) fail();
         bytes_ = static_cast<std::uint64_t>(end);
@@ -145,12 +145,12 @@ private:
 };
 
 /// What f() returns; its errors get the name of the file.
-auto with_name_of(const std::string& path, const auto& f) {
-    return try_catch<parameter_error>(f, [&](const auto& error) -> decltype(f()) { raise(parameter_error(path + ": " + error.what())); });
+auto with_name_of(const std::string& name, const auto& f) {
+    return try_catch<parameter_error>(f, [&](const auto& error) -> decltype(f()) { raise(parameter_error(name + ": " + error.what())); });
 }
 
 /// All that is in the files of an index, which is at that path.
-inline parameters read_shards(const std::string& path, file_reader& index) {
+inline parameters read_shards(const std::filesystem::path& path, file_reader& index) {
     if (index.bytes() > max_header) detail::raise(parameter_error("an index has no " + std::to_string(index.bytes()) + " bytes"));
     std::string text(static_cast<std::size_t>(index.bytes()), '\0');
     index(text.data(), text.size());
@@ -161,7 +161,7 @@ inline parameters read_shards(const std::string& path, file_reader& index) {
     const auto each_file = [&](const auto& f) {
         for (const auto& [file, names] : files)
             with_name_of(file, [&] {
-                file_reader read((std::filesystem::path(path).parent_path() / file).string());
+                file_reader read(path.parent_path() / std::u8string(file.begin(), file.end()));
                 f(read_header(read.bytes(), read), read, names);
             });
     };

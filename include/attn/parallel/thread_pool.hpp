@@ -13,7 +13,7 @@
 #include <unsupported/Eigen/CXX11/ThreadPool>
 #endif
 
-#if __has_include(<unistd.h>)
+#if __has_include(<sys/wait.h>)
 #include <pthread.h>
 #endif
 
@@ -29,7 +29,7 @@ namespace detail {
 /// How many forks lie between the process that asked first and this one. Threads do not come along through a fork.
 inline int forks() {
     static std::atomic<int> count = 0;
-#if __has_include(<unistd.h>)
+#if __has_include(<sys/wait.h>)
     static const int registered = pthread_atfork(nullptr, nullptr, [] { ++count; });
     static_cast<void>(registered);
 #endif
