@@ -22,6 +22,13 @@ template <int Columns, class F, int... Index>
 
 } // namespace detail
 
+/// Between two steps of a loop in registers: gcc for AArch64 would load what several later steps want, and find no register for a sum.
+[[gnu::always_inline]] inline void load_in_order() {
+#if defined(__aarch64__) && !defined(__clang__)
+    asm volatile("" ::: "memory");
+#endif
+}
+
 /// f(0) ... f(N - 1), each index a compile-time constant. Arrays of registers that are indexed so stay in registers; an unroll
 /// pragma is not enough for gcc 12, which then spills the accumulators of a micro-kernel (81 against 276 GF/s).
 template <int N, class F>

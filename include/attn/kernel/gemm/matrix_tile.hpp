@@ -3,6 +3,7 @@
 
 #include "../../core/tensor_view.hpp"
 #include "../../simd/lanes.hpp"
+#include "../../simd/unroll.hpp"
 
 #include <array>
 #include <functional>
@@ -85,9 +86,7 @@ struct matrix_tile {
                 const operand left = phi(operand(a[i * a_row]));
 #pragma GCC unroll 4
                 for (int c = 0; c < Columns; ++c) sum[i][c] = fma(left, right[c], sum[i][c]);
-#if defined(__aarch64__) && !defined(__clang__) // gcc would load several rows ahead, and a sum would find no register
-                asm volatile("" ::: "memory");
-#endif
+                simd::load_in_order();
             }
         }
     }
