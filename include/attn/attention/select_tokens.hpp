@@ -54,10 +54,8 @@ template <StoredTensor Q, StoredTensor K, StoredTensor W, Pattern P = causal, Fe
     using traits = kernel::query_block_traits<T>;
     tensor<index_t> table({n.batch, 1, n.tokens, rule.count});
     const auto slice_bytes = detail::bytes_for<scores>(shapes_of(in));
-    const auto take = [&](detail::scratch& memory) { return detail::slices(memory, run.concurrency(), slice_bytes); };
-    run.reserve(name, "q", n, detail::bytes_taken(take));
-    detail::scratch all(run.workspace().bytes().data());
-    const auto memory = take(all);
+    run.reserve(name, "q", n, detail::bytes_for_threads(run.concurrency(), slice_bytes));
+    const detail::slices memory(run.workspace().bytes().data(), slice_bytes);
     const kernel::visible_keys_of<T, P> visible(rule.pattern, shapes_of(in), where);
     const kernel::token_selection_call<T> call{in, of_heads, visible, rule.count, table};
     const auto rows = traits::rows_of(n.tokens), tiles = tile_count(n.tokens, rows);

@@ -112,11 +112,11 @@ public:
             copy_once(keys, before, [&](operand* to) { Rows::copy(own, keys.count, before, channels_, to, padded_); });
         return {copied, padded_, 1};
     }
-    /// The rows of some runs, `count` in all, one after the other: each_run calls f(first, keys), with so many before these.
-    row_block<const operand> gather(const auto& each_run) {
+    /// The rows of the runs of a part (visible_run), one after the other.
+    row_block<const operand> gather(const auto& part) {
         operand* const to = copy_of(next_);
         copied_[std::exchange(next_, (next_ + 1) % slot_count)] = {};
-        each_run(
+        part.for_each_run(
             [&](index_t first, const key_run& keys) { Rows::copy(stored(keys), keys.count, 0, channels_, to + first * padded_, padded_); });
         return {to, padded_, 1};
     }

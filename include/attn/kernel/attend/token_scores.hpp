@@ -66,13 +66,7 @@ private:
         stages_[head].begin(block, call_->in.queries, T{1});
         T* const weights = weights_ + head * stride_;
         std::fill_n(weights, stride_, T{0});
-        const auto rows = call_->weights.rows(block.batch, head, block.first_row);
-        for (index_t row = 0; row < block.rows(); ++row) weights[row] = as_number(rows, row);
-    }
-    static T as_number(const auto& rows, index_t row) {
-        T number;
-        copy_rows<T>(rows.from(row), 1, 1, &number, 1);
-        return number;
+        copy_rows<T>(call_->weights.rows(block.batch, head, block.first_row), block.rows(), 1, weights, 1);
     }
     /// Adds the heads' scores of a run of keys, the first of which has that number.
     void add(const query_block& block, const key_run& keys, index_t number) {

@@ -173,15 +173,16 @@ private:
         const auto add = [&](const auto& values) {
             add_weighted_values(state_, block_->rows(), weights, stride, values, part.count, visible, ahead_, before);
         };
-        if (masked) add_seen_values(state_, block_->rows(), weights, stride, rows_of(values_, part, before), part.count, seen_, before);
-        else if (part.gathered) add(rows_of(values_, part, before));
+        const auto read = [&] { return part.gathered ? values_.gather(part) : values_.read(part.keys, before); };
+        if (masked) add_seen_values(state_, block_->rows(), weights, stride, read(), part.count, seen_, before);
+        else if (part.gathered) add(values_.gather(part));
         else with_values(part.keys, before, add);
     }
     /// Keys are read as they are stored where rows are few, or columns of numbers.
     void make_scores(const visible_run& part, T* scores) {
         const auto& keys = part.keys;
         const auto* const visible = part.rows;
-        if (part.gathered) return queries_.multiply(rows_of(keys_, part), part.count, visible, scores, ahead_);
+        if (part.gathered) return queries_.multiply(keys_.gather(part), part.count, visible, scores, ahead_);
         if constexpr (is_paged)
             if (const auto columns = keys_.columns(keys)) {
                 if (queries_.is_few()) queries_.multiply_columns(*columns, keys.count, scores, ahead_);
@@ -191,10 +192,6 @@ private:
         const auto stored = keys_.stored(keys);
         if (queries_.is_few() && keys_.can_widen(stored)) queries_.multiply_stored(stored, keys.count, scores, ahead_);
         else queries_.multiply(keys_.read(keys), keys.count, visible, scores, ahead_);
-    }
-    /// The rows of a reader.
-    auto rows_of(auto& reader, const visible_run& part, index_t before = 0) {
-        return part.gathered ? reader.gather([&](const auto& f) { part.for_each_run(f); }) : reader.read(part.keys, before);
     }
     /// f(the values of a run): as they are stored where rows are few.
     void with_values(const key_run& keys, index_t before, const auto& f) {
