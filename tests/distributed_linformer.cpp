@@ -233,8 +233,7 @@ TEST_CASE("ranks: Linformer, layouts and kinds of storage", "[distributed]") {
     attend(matrices, narrow, outputs<float>{out});
     const partition parts(dense{}, shapes_of(narrow), 3);
     CHECK_NOTHROW(on_thread_ranks(3, [&](auto& ranks) {
-        sequential one;
-        check_rank(matrices, ranks, parts, narrow, outputs<float>{out}, one);
+        check_rank(matrices, ranks, parts, narrow, outputs<float>{out}, 1);
     }));
 }
 

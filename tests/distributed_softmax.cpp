@@ -135,8 +135,7 @@ TEST_CASE("ranks: 16-bit keys, values and results, and bf16 products", "[distrib
     attend(op, narrow, outputs<float>{out});
     for (const auto& parts : partitions(op.pattern, narrow, {1, 3, 4}))
         CHECK_NOTHROW(on_thread_ranks(parts.ranks(), [&](auto& ranks) {
-            sequential one;
-            check_rank(op, ranks, parts, narrow, outputs<float>{out}, one);
+            check_rank(op, ranks, parts, narrow, outputs<float>{out}, 1);
         }));
 }
 

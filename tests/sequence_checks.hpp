@@ -5,6 +5,7 @@
 #include "communicator_checks.hpp"
 
 #include <attn/distributed/sequence_parallel.hpp>
+#include <attn/parallel/thread_pool.hpp>
 
 namespace attn::testing {
 
@@ -38,46 +39,46 @@ struct rank_rows {
     }
 };
 
-/// On one rank: its rows of the call, next to those of the whole one. Every rank has all inputs, but gives the call its own.
+/// Throws if numbers differ in a bit.
+template <Scalar T>
+void require_same(const stored_view<const T>& ours, const stored_view<const T>& expected, const char* promise) {
+    bool all_same = true;
+    detail::for_each_number(expected.shape(), [&](index_t batch, index_t h, index_t i, index_t c) {
+        const T x = ours(batch, h, i, c), y = expected(batch, h, i, c);
+        all_same &= same_bits(x, y);
+    });
+    require(all_same, promise);
+}
+
+/// On one rank of so many threads: its rows of the call, next to those of the whole one. Every rank has all inputs, but gives the call its own.
 template <Scalar T, Communicator C>
-void check_rank(const auto& op, C& ranks, const partition& parts, const inputs<T>& all, const outputs<T>& whole, auto& executor) {
-    const auto rank = ranks.rank();
-    const auto q = parts.queries(rank), k = parts.keys(rank);
+void check_rank(const auto& op, C& ranks, const partition& parts, const inputs<T>& all, const outputs<T>& whole, index_t threads) {
+    const auto q = parts.queries(ranks.rank()), k = parts.keys(ranks.rank());
     const rank_rows<T> own_queries(all.queries, q), own_keys(all.keys, k), own_values(all.values, k);
     const inputs<T> own{own_queries.view, own_keys.view, own_values.view};
-    const auto expected = whole.values.slice({.tokens = q});
-    const auto same_rows = [](const auto& a, const auto& b) {
-        const auto& s = a.shape();
-        for (index_t batch = 0; batch < s.batch; ++batch)
-            for (index_t h = 0; h < s.heads; ++h)
-                for (index_t i = 0; i < s.tokens; ++i)
-                    for (index_t c = 0; c < s.channels; ++c) {
-                        const T x = a(batch, h, i, c), y = b(batch, h, i, c);
-                        if (!same_bits(x, y)) return false;
-                    }
-        return true;
-    };
+    const stored_view<const T> expected = whole.values.slice({.tokens = q});
     auto own_op = op;
     if constexpr (requires { op.convolution_input; })
         if (op.convolution_input.data()) own_op.convolution_input = op.convolution_input.slice({.tokens = q});
     const sequence_parallel over{own_op, parts};
+    thread_pool pool(threads);
+    constexpr auto promise = "the rows have the bits of the whole call's";
     if constexpr (std::same_as<T, float>) {
         if (expected.is_narrow()) {
             tensor<Eigen::bfloat16> values(expected.shape());
-            attend(over, ranks, own, outputs<T>{values}, executor);
-            return require(same_rows(stored_view<const T>(values), expected), "the rows have the bits of the whole call's");
+            attend(over, ranks, own, outputs<T>{values}, pool);
+            return require_same<T>(values, expected, promise);
         }
     }
     if (!whole.log_sum_exp.data()) {
-        const auto rows = attend(over, ranks, own, executor);
-        require(same_rows(rows.view(), expected), "the rows have the bits of the whole call's");
-        return;
+        const auto values = attend(over, ranks, own, pool);
+        return require_same<T>(values, expected, promise);
     }
     tensor<T> values(expected.shape()), log_sum_exp(log_sum_exp_shape(op, shapes_of(own)));
-    workspace memory(workspace_bytes<T>(over, rank, executor));
-    attend(over, ranks, own, outputs<T>{values, log_sum_exp}, execution(executor, memory));
-    require(same_rows(values.view(), expected), "the rows have the bits of the whole call's");
-    require(same_rows(log_sum_exp.view(), whole.log_sum_exp.slice({.tokens = q})), "log_sum_exp has the bits of the whole call's");
+    workspace memory(workspace_bytes<T>(over, ranks.rank(), pool));
+    attend(over, ranks, own, outputs<T>{values, log_sum_exp}, execution(pool, memory));
+    require_same<T>(values, expected, promise);
+    require_same<T>(log_sum_exp, whole.log_sum_exp.slice({.tokens = q}), "log_sum_exp has the bits of the whole call's");
 }
 
 } // namespace attn::testing

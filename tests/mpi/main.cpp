@@ -16,13 +16,13 @@ namespace attn::testing {
 namespace {
 
 template <Scalar T, class Op>
-void check_call(mpi_communicator& ranks, const Op& op, index_t n, auto& executor) {
+void check_call(mpi_communicator& ranks, const Op& op, index_t n, index_t threads) {
     constexpr bool with_log_sum_exp = Op::traits.has_log_sum_exp;
     const auto in = random_given<T>({1, 4, 2, n, n, 16, 8});
     const auto s = shapes_of(inputs<T>(in));
     auto whole = no_answer<T>(op.output_shape(s), with_log_sum_exp);
     attend(op, inputs<T>(in), whole.out());
-    check_rank(op, ranks, partition(op.pattern, s, ranks.size()), inputs<T>(in), whole.out(), executor);
+    check_rank(op, ranks, partition(op.pattern, s, ranks.size()), inputs<T>(in), whole.out(), threads);
 }
 
 /// The gradient is that over as many threads, bit by bit.
@@ -88,29 +88,27 @@ void check_all() {
     mpi_communicator ranks, short_messages(MPI_COMM_WORLD, 1001);
     check_communicator(ranks);
     check_communicator(short_messages); // most messages in parts
-    sequential one;
-    thread_pool two(2);
     using namespace pattern;
     for (const index_t n : {0, 3, 1000, 9'500}) {
-        check_call<float>(ranks, softmax_attention{.pattern = causal{}}, n, one);
-        check_call<float>(short_messages, softmax_attention{}, n, two);
-        check_call<double>(ranks, softmax_attention{.score = soft_cap{5}, .pattern = causal{} & local{300}}, n, two);
-        check_call<float>(ranks, softmax_attention{.pattern = causal{} & (local{50} | strided{3})}, n, one);
+        check_call<float>(ranks, softmax_attention{.pattern = causal{}}, n, 1);
+        check_call<float>(short_messages, softmax_attention{}, n, 2);
+        check_call<double>(ranks, softmax_attention{.score = soft_cap{5}, .pattern = causal{} & local{300}}, n, 2);
+        check_call<float>(ranks, softmax_attention{.pattern = causal{} & (local{50} | strided{3})}, n, 1);
     }
-    check_call<float>(ranks, linear_attention{}, 5'000, one);
-    check_call<double>(ranks, linear_attention{.pattern = causal{}}, 700, two);
+    check_call<float>(ranks, linear_attention{}, 5'000, 1);
+    check_call<double>(ranks, linear_attention{.pattern = causal{}}, 700, 2);
     const auto weights = random_tensor<float>({1, 8, 3, 5}, 3);
-    check_call<float>(ranks, simplified_linear_attention{.convolution = {.weights = weights, .height = 50, .width = 60}}, 3'000, two);
+    check_call<float>(ranks, simplified_linear_attention{.convolution = {.weights = weights, .height = 50, .width = 60}}, 3'000, 2);
     check_backward(ranks, softmax_attention{.pattern = causal{}}, 9'500);
     check_backward(short_messages, softmax_attention{.pattern = local{400}}, 1'000);
     const auto mix = random_tensor<double>({1, 1, 4, 4}, 3);
-    check_call<float>(short_messages, talking_heads_attention<local>{.logits_mix = mix, .weights_mix = mix, .pattern = local{300}}, 900, two);
+    check_call<float>(short_messages, talking_heads_attention<local>{.logits_mix = mix, .weights_mix = mix, .pattern = local{300}}, 900, 2);
     const auto matrix = random_tensor<float>({1, 2, 30, 3'001}, 4);
-    check_call<float>(short_messages, linformer_attention{.key_projection = linear_projection<float>{matrix.view()}}, 3'001, two);
-    check_call<float>(ranks, linformer_attention{.key_projection = max_pooling{70}}, 3'001, one);
+    check_call<float>(short_messages, linformer_attention{.key_projection = linear_projection<float>{matrix.view()}}, 3'001, 2);
+    check_call<float>(ranks, linformer_attention{.key_projection = max_pooling{70}}, 3'001, 1);
     check_batch_norm(ranks);
     check_errors(ranks);
-    check_call<float>(ranks, softmax_attention{}, 200, one); // and go on afterwards
+    check_call<float>(ranks, softmax_attention{}, 200, 1); // and go on afterwards
 }
 
 } // namespace
