@@ -7,12 +7,13 @@
 #include "layer_checks.hpp"
 
 #include <attn/attention/any_attention.hpp>
-#include <attn/attention/linear_attention.hpp>
-#include <attn/attention/linformer_attention.hpp>
-#include <attn/attention/ragged.hpp>
-#include <attn/attention/recurrent_attention.hpp>
-#include <attn/attention/simplified_linear_attention.hpp>
-#include <attn/attention/talking_heads_attention.hpp>
+#include <attn/attention/linear_backward.hpp>
+#include <attn/attention/linformer_backward.hpp>
+#include <attn/attention/ragged_backward.hpp>
+#include <attn/attention/recurrent_backward.hpp>
+#include <attn/attention/simplified_linear_backward.hpp>
+#include <attn/attention/softmax_backward.hpp>
+#include <attn/attention/talking_heads_backward.hpp>
 #include <attn/layer/ragged.hpp>
 #include <attn/layer/transformer_block.hpp>
 #include <attn/layer/windowed.hpp>
@@ -64,6 +65,43 @@ void check_operator(const Op& op, index_t heads, index_t kv_heads, bool crossed)
     });
 }
 
+template <class Op>
+void check_gradient(const Op& op, index_t heads, index_t kv_heads, bool crossed) {
+    const auto& keys_from = crossed ? key_starts : starts;
+    const auto q = random_tensor<float>({1, heads, starts.back(), 8}, 1), k = random_tensor<float>({1, kv_heads, keys_from.back(), 8}, 2),
+               v = random_tensor<float>({1, kv_heads, keys_from.back(), 11}, 3);
+    const std::vector<index_t> first{3, 0, 7, 100, 2, 50};
+    const inputs<float> in{q, k, v, {.first_query = first, .first_key = 2}};
+    ragged batch{.starts = starts};
+    if (crossed) batch.key_starts = key_starts;
+    constexpr bool has_sums = Op::traits.has_log_sum_exp;
+    tensor<float> out(op.output_shape(shapes_of(in))), sums(has_sums ? log_sum_exp_shape(op, shapes_of(in)) : shape{});
+    attend(op, batch, in, outputs<float>{out, has_sums ? sums.view() : tensor_view<float>()});
+    const auto d_out = random_tensor<float>(out.shape(), 4);
+    for_each_executor([&](auto& executor, const std::string& name) {
+        INFO(name);
+        tensor<float> dq(q.shape()), dk(k.shape()), dv(v.shape()), some(k.shape());
+        for (auto* each : {&dq, &dk, &dv}) std::fill_n(each->data(), each->shape().size(), guard<float>);
+        gradients_of<Op, float> wanted{}, of_keys{};
+        wanted.queries = dq, wanted.keys = dk, wanted.values = dv, of_keys.keys = some;
+        backward(op, batch, in, {out, sums}, {d_out}, wanted, executor);
+        workspace memory(backward_workspace_bytes(op, batch, in, executor));
+        backward(op, batch, in, {out, sums}, {d_out}, of_keys, execution(executor, memory));
+        CHECK(same_bits(some, dk));
+        for (std::size_t e = 0; e + 1 < starts.size(); ++e) {
+            const auto eq = entry_of(q, starts, e), ek = entry_of(k, keys_from, e), ev = entry_of(v, keys_from, e), e_out = entry_of(out, starts, e),
+                       e_sums = has_sums ? entry_of(sums, starts, e) : tensor<float>(), e_d_out = entry_of(d_out, starts, e);
+            tensor<float> edq(eq.shape()), edk(ek.shape()), edv(ev.shape());
+            gradients_of<Op, float> own{};
+            own.queries = edq, own.keys = edk, own.values = edv;
+            backward(op, inputs<float>{eq, ek, ev, {.first_query = first[e], .first_key = 2}}, {e_out, e_sums}, {e_d_out}, own);
+            CHECK(same_bits(entry_of(dq, starts, e), edq));
+            CHECK(same_bits(entry_of(dk, keys_from, e), edk));
+            CHECK(same_bits(entry_of(dv, keys_from, e), edv));
+        }
+    });
+}
+
 } // namespace
 
 TEST_CASE("ragged: every operator computes each sequence as if it were alone", "[attention]") {
@@ -78,6 +116,39 @@ TEST_CASE("ragged: every operator computes each sequence as if it were alone", "
     check_operator(linformer_attention{.key_projection = linear_projection{.matrix = matrix}}, 2, 2, true);
     const auto kernel = random_tensor<float>({1, 11, 1, 3}, 7);
     check_operator(simplified_linear_attention{.convolution = depthwise_convolution{.weights = kernel}}, 2, 2, false);
+}
+
+TEST_CASE("ragged: the gradient of each sequence is that of a call for it alone", "[attention]") {
+    using namespace pattern;
+    check_gradient(softmax_attention<>{}, 4, 2, true);
+    check_gradient(softmax_attention{.pattern = causal{} & local{20}}, 3, 3, false);
+    check_gradient(linear_attention<elu_plus_one, causal>{}, 2, 1, true);
+    const auto mixing = random_tensor<double>({1, 1, 3, 3}, 5);
+    check_gradient(talking_heads_attention<>{.logits_mix = mixing.view(), .weights_mix = mixing.view()}, 3, 3, true);
+    const auto matrix = random_tensor<float>({1, 1, 6, 200}, 6);
+    check_gradient(linformer_attention{.key_projection = linear_projection{.matrix = matrix}}, 2, 2, true);
+    const auto kernel = random_tensor<float>({1, 11, 1, 3}, 7);
+    check_gradient(simplified_linear_attention{.convolution = depthwise_convolution{.weights = kernel}}, 2, 2, false);
+
+    // What is refused, by name, with nothing written.
+    const auto x = random_tensor<float>({1, 2, 10, 4}, 1);
+    const std::vector<double> sinks{0.5, 1};
+    const softmax_attention op{.sinks = sinks};
+    tensor<float> out(x.shape()), sums({1, 2, 10, 1}), dx(x.shape()), of_sinks({1, 2, 1, 1});
+    std::vector<index_t> from{0, 4, 10};
+    attend(op, ragged{from}, inputs<float>{x, x, x}, outputs<float>{out, sums});
+    std::fill_n(dx.data(), dx.shape().size(), 7.f);
+    const auto refusal = [&](const auto& batch, const auto& d_out, const gradients_of<softmax_attention<>, float>& wanted) {
+        const auto error = error_of([&] { backward(op, batch, inputs<float>{x, x, x}, {out, sums}, {d_out}, wanted); });
+        CHECK(std::all_of(dx.data(), dx.data() + dx.shape().size(), [](float n) { return n == 7; }));
+        return error;
+    };
+    CHECK(refusal(ragged{from}, x, {{.queries = dx}, of_sinks}) ==
+          "softmax_attention: wanted.sinks of shape (1, 2, 1, 1) is asked for, but what all sequences of a ragged batch share has a gradient in a call for each of them only");
+    CHECK(refusal(ragged{from}, sums, {{.queries = dx}}) == "softmax_attention: d_out.values has shape (1, 2, 10, 1), but the result has (1, 2, 10, 4)");
+    CHECK(refusal(ragged{from}, x, {{.queries = out}}).starts_with("softmax_attention: wanted.queries of shape (1, 2, 10, 4) overlaps saved.values"));
+    from[2] = 9;
+    CHECK(refusal(ragged{from}, x, {{.queries = dx}}) == "softmax_attention: starts do not rise from 0 to 10, for tokens of shape (1, 2, 10, 4)");
 }
 
 TEST_CASE("ragged: a layer runs each sequence as if it were alone", "[layer]") {
@@ -204,6 +275,30 @@ TEST_CASE("ragged: recurrent attention, whose rule has numbers of every token an
             tensor<float> own_last({1, 2, 8, 11});
             CHECK(same_bits(entry_of(out, starts, e), attend(op(eg, eb, first.view().slice({.batch = {entry, 1}}), own_last), inputs<float>{eq, ek, ev})));
             CHECK(std::equal(own_last.data(), own_last.data() + own_last.shape().size(), last.view().row(entry, 0, 0)));
+        }
+    });
+    // Its gradient: of what the rule takes of each token, and of the states of each sequence.
+    const auto full = op(log_decay, beta, first, {});
+    const auto out = attend(full, ragged{.starts = starts}, in);
+    const auto d_out = random_tensor<float>(out.shape(), 7), d_last = random_tensor<float>(first.shape(), 8);
+    tensor<float> dq(q.shape()), dk(k.shape()), dv(v.shape()), dg(log_decay.shape()), db(beta.shape()), d_first(first.shape());
+    for_each_executor([&](auto& executor, const std::string& name) {
+        INFO(name);
+        backward(full, ragged{.starts = starts}, in, {out}, {d_out},
+                 {{dq, dk, dv}, dg, db, {}, {}, d_first, d_last}, executor);
+        for (std::size_t e = 0; e + 1 < starts.size(); ++e) {
+            const tensor_part state{.batch = {static_cast<index_t>(e), 1}};
+            const auto eq = entry_of(q, starts, e), ek = entry_of(k, starts, e), ev = entry_of(v, starts, e), eg = entry_of(log_decay, starts, e), eb = entry_of(beta, starts, e),
+                       e_out = entry_of(out, starts, e), e_d_out = entry_of(d_out, starts, e);
+            tensor<float> edq(eq.shape()), edk(ek.shape()), edv(ev.shape()), edg(eg.shape()), edb(eb.shape()), ed_first({1, 2, 8, 11});
+            backward(op(eg, eb, first.view().slice(state), {}), inputs<float>{eq, ek, ev}, {e_out}, {e_d_out},
+                     {{edq, edk, edv}, edg, edb, {}, {}, ed_first, d_last.view().slice(state)});
+            CHECK(same_bits(entry_of(dq, starts, e), edq));
+            CHECK(same_bits(entry_of(dk, starts, e), edk));
+            CHECK(same_bits(entry_of(dv, starts, e), edv));
+            CHECK(same_bits(entry_of(dg, starts, e), edg));
+            CHECK(same_bits(entry_of(db, starts, e), edb));
+            CHECK(std::equal(ed_first.data(), ed_first.data() + ed_first.shape().size(), d_first.view().row(static_cast<index_t>(e), 0, 0)));
         }
     });
     const ragged batch{.starts = starts};

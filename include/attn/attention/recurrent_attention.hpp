@@ -66,7 +66,7 @@ struct recurrent_attention {
     using gradients = recurrent_gradients<T>;
     template <Scalar T>
     void check_gradients(const inputs<T>& in, const gradients<T>& wanted, const auto& check) const {
-        detail::check_recurrent_gradients(name, in, rule, wanted, check);
+        detail::check_recurrent_gradients(name, in, rule, first_state, wanted, check);
     }
     template <Scalar T>
     std::size_t backward_workspace_bytes(const input_shapes& s, index_t concurrency) const {

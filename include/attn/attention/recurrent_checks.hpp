@@ -106,12 +106,13 @@ void check_recurrent_states(std::string_view operation, const inputs<T>& in, con
     if (first.data() != last.data() || first.strides() != last.strides()) memory.require_apart("first_state", first);
 }
 
-/// Checks the wanted gradients of what a rule takes of each token and of the first state, as an operator's check_gradients does.
+/// Checks the wanted gradients of what a rule takes of each token and of the first state, as an operator's check_gradients does. A ragged
+/// batch has more states than entries of a batch: those of the first state, if it is given.
 template <Scalar T>
-void check_recurrent_gradients(std::string_view operation, const inputs<T>& in, const auto& rule, const recurrent_gradients<T>& wanted,
-                               const auto& check) {
+void check_recurrent_gradients(std::string_view operation, const inputs<T>& in, const auto& rule, const tensor_view<const T>& first_state,
+                               const recurrent_gradients<T>& wanted, const auto& check) {
     const auto &k = in.keys.shape(), &v = in.values.shape();
-    const shape of_states{k.batch, k.heads, k.channels, v.channels};
+    const shape of_states{first_state.data() ? first_state.shape().batch : k.batch, k.heads, k.channels, v.channels};
     const auto visit = [&](std::string_view argument, const tensor_view<T>& view, const tensor_view<const T>& of) {
         check_wanted(operation, argument, view, of.data(), of.shape(), check);
         if (view.data()) output_memory(operation, argument, view).require_apart("wanted.d_last_state", wanted.d_last_state);

@@ -61,6 +61,15 @@ struct recurrent_gradients : input_gradients<T> {
     tensor_view<T> b = {};
     tensor_view<T> first_state = {};
     tensor_view<const T> d_last_state = {}; ///< is read: the gradient of the loss with respect to the last state, 0 if it is not given
+
+    /// Those of one sequence of a ragged batch, which has these tokens.
+    recurrent_gradients of_entry(index_t entry, const row_range& tokens) const {
+        auto own = *this;
+        for (auto* each : {&own.log_decay, &own.beta, &own.a, &own.b}) *each = each->slice({.tokens = tokens});
+        own.first_state = first_state.slice({.batch = {entry, 1}});
+        own.d_last_state = d_last_state.slice({.batch = {entry, 1}});
+        return own;
+    }
 };
 
 namespace detail {
