@@ -97,12 +97,12 @@ TEST_CASE("lsh_attention: a token sees its bucket, in its chunk and the one befo
     const auto q = in_buckets({0, 1, 0, 0, 3, 0, 1});
     const auto r = axes(1);
     const std::vector<std::vector<index_t>> all{{2, 3}, {6}, {0, 3}, {0, 2}, {4}, {0, 2, 3}, {1}}, earlier{{0}, {1}, {0}, {0, 2}, {4}, {0, 2, 3}, {1}};
-    for (const bool causal : {false, true}) {
-        const auto weights = weights_of({.rotations = r, .chunk = 3, .causal = causal}, q);
+    for (const lsh_pattern pattern : {lsh_pattern(dense{}), lsh_pattern(causal{})}) {
+        const auto weights = weights_of({.rotations = r, .chunk = 3, .pattern = pattern}, q);
         for (index_t i = 0; i < 7; ++i)
             for (index_t j = 0; j < 7; ++j) {
-                const auto& seen = (causal ? earlier : all)[static_cast<std::size_t>(i)];
-                INFO((causal ? "causal " : "") << i << " " << j);
+                const auto& seen = (pattern.is_causal ? earlier : all)[static_cast<std::size_t>(i)];
+                INFO((pattern.is_causal ? "causal " : "") << i << " " << j);
                 CHECK((weights(0, 0, i, j) > 0) == (std::ranges::find(seen, j) != seen.end()));
             }
     }
@@ -213,18 +213,18 @@ struct lsh_call {
 } // namespace
 
 TEST_CASE("lsh_attention: its gradient over many chunks and segments is the definition's, on any threads", "[attention][portable][arithmetic]") {
-    for (const bool causal : {false, true})
+    for (const lsh_pattern pattern : {lsh_pattern(dense{}), lsh_pattern(causal{})})
         for (const index_t chunk : {5, 130, 2000}) {
-            INFO("chunk " << chunk << (causal ? ", causal" : ""));
+            INFO("chunk " << chunk << (pattern.is_causal ? ", causal" : ""));
             const auto r = rotations_of<double>({3, 2, 6, 4});
-            const lsh_attention<double> op{.rotations = r, .chunk = chunk, .causal = causal, .scale = 0.9};
+            const lsh_attention<double> op{.rotations = r, .chunk = chunk, .pattern = pattern, .scale = 0.9};
             auto tokens = random_tensor<double>({2, 2, 900, 6}, 1);
             for (index_t c = 0; c < 6; ++c) tokens(0, 1, 17, c) = tokens(1, 0, 800, c) = 0;
             const lsh_call call(op, std::move(tokens), random_tensor<double>({2, 2, 900, 3}, 2));
             tensor<double> dq(call.q.shape()), dv(call.v.shape()), exact_q(call.q.shape()), exact_v(call.v.shape());
             const auto buckets = lsh_buckets(call.q, r);
             reference::lsh_gradients<double>({call.q, call.q, call.v}, {call.loss.values, call.loss.log_sum_exp}, {exact_q, {}, exact_v},
-                                             buckets.view(), chunk, causal, 0.9);
+                                             buckets.view(), chunk, pattern.is_causal, 0.9);
             sequential here;
             call.backward(op, {dq, {}, dv}, here);
             CHECK(largest_error(dq, exact_q) <= 1e-12 * largest_magnitude(exact_q));

@@ -14,9 +14,9 @@ namespace {
 template <Scalar T>
 class lsh_instance final : public instance<T> {
 public:
-    lsh_instance(const problem& p, bool causal) : rotations_({2, p.heads, p.key_dim, std::max<index_t>(1, p.queries / 64)}) {
+    lsh_instance(const problem& p, const lsh_pattern& pattern) : rotations_({2, p.heads, p.key_dim, std::max<index_t>(1, p.queries / 64)}) {
         fill_random_projection<T>(rotations_, 5);
-        op_ = {.rotations = rotations_, .chunk = 64, .causal = causal};
+        op_ = {.rotations = rotations_, .chunk = 64, .pattern = pattern};
     }
 
     void attend(const inputs<T>& in, const outputs<T>& out, const execution& run) const override { attn::attend(op_, of_keys(in), out, run); }
@@ -51,7 +51,7 @@ public:
     /// As if buckets were equally full: two chunks hold four buckets.
     double useful_flops(const problem& p) const override {
         const auto& r = rotations_.shape();
-        const auto seen = static_cast<double>(p.queries) / static_cast<double>(2 * r.channels) * (op_.causal ? 0.5 : 1);
+        const auto seen = static_cast<double>(p.queries) / static_cast<double>(2 * r.channels) * (op_.pattern.is_causal ? 0.5 : 1);
         return 2.0 * static_cast<double>(p.batch * p.heads * p.queries * r.batch) * seen * static_cast<double>(p.key_dim + p.value_dim);
     }
 
@@ -84,7 +84,7 @@ private:
     void define_gradients(const inputs<S>& in, const output_gradients<S>& given, const wanted_gradients<S>& wanted) const {
         const auto buckets = buckets_of(in);
         reference::lsh_gradients<S>(of_keys(in), given, {wanted.keys, {}, wanted.values}, buckets.view(),
-                                    op_.chunk_of(in.keys.shape().tokens), op_.causal, scale(in));
+                                    op_.chunk_of(in.keys.shape().tokens), op_.pattern.is_causal, scale(in));
         clear(wanted.queries);
     }
     /// Of some of the rows, if asked for some of them only.
@@ -93,7 +93,7 @@ private:
         const auto& s = in.keys.shape();
         tensor<S> values({s.batch, s.heads, s.tokens, in.values.shape().channels}), log_sum_exp({s.batch, s.heads, s.tokens, 1});
         const auto buckets = buckets_of(in);
-        reference::lsh_attention<S>(of_keys(in), {values, log_sum_exp}, buckets.view(), op_.chunk_of(s.tokens), op_.causal, scale(in));
+        reference::lsh_attention<S>(of_keys(in), {values, log_sum_exp}, buckets.view(), op_.chunk_of(s.tokens), op_.pattern.is_causal, scale(in));
         const auto first = in.queries.shape().tokens == s.tokens ? 0 : in.positions.first_query[0];
         for_each(out.values.shape(), [&](auto b, auto h, auto i, auto c) { out.values(b, h, i, c) = values(b, h, first + i, c); });
         if (out.log_sum_exp.data())
@@ -104,17 +104,17 @@ private:
     lsh_attention<T> op_;
 };
 
-registered lsh_case(std::string name, std::string cost, bool causal) {
+registered lsh_case(std::string name, std::string cost, const lsh_pattern& pattern) {
     return registered({.name = std::move(name),
                        .cost = std::move(cost),
                        .rows_stand_alone = false, // where a token is sorted to depends on the others
                        .supports = [](const problem& p) { return p.queries == p.keys && p.heads == p.kv_heads && p.positions.first_query.count() == 0 &&
                                                                  p.positions.first_key.count() == 0 && p.positions.first_query[0] == p.positions.first_key[0]; }},
-                      [causal]<class T>(const problem& p, T) -> std::unique_ptr<instance<T>> { return std::make_unique<lsh_instance<T>>(p, causal); });
+                      [pattern]<class T>(const problem& p, T) -> std::unique_ptr<instance<T>> { return std::make_unique<lsh_instance<T>>(p, pattern); });
 }
 
-const auto all_case = lsh_case("lsh", "rounds n (d_k b + 2 n / b (d_k + d_v))", false);
-const auto causal_case = lsh_case("lsh_causal", "rounds n (d_k b + n / b (d_k + d_v))", true);
+const auto all_case = lsh_case("lsh", "rounds n (d_k b + 2 n / b (d_k + d_v))", dense{});
+const auto causal_case = lsh_case("lsh_causal", "rounds n (d_k b + n / b (d_k + d_v))", causal{});
 
 } // namespace
 

@@ -46,7 +46,7 @@ outcome attempt_hashed(draw& random) {
     const auto half = random.number(1, random.one_in(4) ? 200 : 12), rounds = random.number(1, 3);
     tensor<T> rotations({rounds, random.one_in(2) ? heads : 1, d_k, half});
     fill_random_projection<T>(rotations, random.bits());
-    lsh_attention<T> op{.rotations = rotations, .causal = random.one_in(2)};
+    lsh_attention<T> op{.rotations = rotations, .pattern = random.one_in(2) ? lsh_pattern(causal{}) : lsh_pattern()};
     if (random.one_in(2)) op.chunk = random.number(1, 70);
     // Few directions: tokens then fall into few buckets, and some are alike. Now and then one is zero.
     const auto directions = random.number(1, 40);
@@ -59,7 +59,7 @@ outcome attempt_hashed(draw& random) {
     }
     const auto v = filled<T>({batch, heads, n, d_v}, [&] { return random.real(-1, 1); });
     outcome result{"q " + to_string(q.shape()) + ", d_v " + std::to_string(d_v) + ", rotations " + to_string(rotations.shape()) + ", chunk " +
-                       std::to_string(op.chunk_of(n)) + (op.causal ? ", causal" : "") + (alike ? ", " + std::to_string(directions) + " directions" : ""), {}};
+                       std::to_string(op.chunk_of(n)) + (op.pattern.is_causal ? ", causal" : "") + (alike ? ", " + std::to_string(directions) + " directions" : ""), {}};
 
     const inputs<T> in{q, q, v};
     const auto run = [&](const inputs<T>& from, const outputs<T>& to, auto& executor) {
@@ -74,8 +74,8 @@ outcome attempt_hashed(draw& random) {
     const auto buckets = lsh_buckets(q, rotations);
     const auto scale = 1 / std::sqrt(static_cast<double>(d_k));
     const auto wide_q = reference::widen(q.view()), wide_v = reference::widen(v.view());
-    reference::lsh_attention<double>({wide_q, wide_q, wide_v}, exact.out(), buckets.view(), op.chunk_of(n), op.causal, scale);
-    reference::lsh_attention<T>(in, plain.out(), buckets.view(), op.chunk_of(n), op.causal, scale);
+    reference::lsh_attention<double>({wide_q, wide_q, wide_v}, exact.out(), buckets.view(), op.chunk_of(n), op.pattern.is_causal, scale);
+    reference::lsh_attention<T>(in, plain.out(), buckets.view(), op.chunk_of(n), op.pattern.is_causal, scale);
     const auto error = testing::largest_error(expected.values, exact.values), log_error = testing::largest_error(expected.log_sum_exp, exact.log_sum_exp);
     const auto largest = testing::largest_magnitude(exact.log_sum_exp);
     if (!(error <= allowed(plain.values, exact.values, largest))) result.problem = "values are wrong by " + std::to_string(error / testing::epsilon<T>) + " epsilons";
@@ -100,7 +100,7 @@ outcome attempt_hashed(draw& random) {
     defined.push_back({"values", tensor<bounded<T>>(v.shape())});
     const auto bounded_q = bounded_copy<T>(q), bounded_v = bounded_copy<T>(v), given = bounded_copy<T>(d_out), given_rows = bounded_copy<T>(d_rows);
     reference::lsh_gradients<bounded<T>>({bounded_q, bounded_q, bounded_v}, {given, given_rows}, {defined[0].exact, {}, defined[1].exact}, buckets.view(),
-                                         op.chunk_of(n), op.causal, scale);
+                                         op.chunk_of(n), op.pattern.is_causal, scale);
     testing::placed<T> other_out(expected.values, draw_layout(random)), other_d_out(d_out, draw_layout(random));
     const auto problem = broken_gradient<T>(
         random, defined, [&](index_t concurrency) { return op.template backward_workspace_bytes<T>(shapes_of(in), concurrency); },

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../kernel/lsh/attention.hpp"
+#include "../pattern/causal.hpp"
 #include "backward.hpp"
 #include "lsh_buckets.hpp"
 
@@ -11,11 +12,23 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
+/// What LSH attention takes as a pattern, of which the choice is made at run time: dense{} or causal{}.
+struct lsh_pattern {
+    bool is_causal = false; ///< whether a token sees earlier ones only
+
+    /// All tokens.
+    constexpr lsh_pattern(pattern::dense = {}) {}
+    /// Earlier tokens.
+    constexpr lsh_pattern(pattern::causal) : is_causal(true) {}
+    /// Whether query i sees key j, if they meet.
+    constexpr bool visible(index_t i, index_t j) const { return !is_causal || j <= i; }
+};
+
 /// LSH attention: softmax attention of every token to those that a locality-sensitive hash finds similar.
 /// For q (batch, heads, n, d_k), which are the keys too (k must be the same view), v (batch, heads, n, d_v), and in every round the
 /// rotations R (d_k, buckets / 2):
 ///     1. every token has a bucket, argmax [q R, -q R] (lsh_buckets); tokens are sorted by bucket, then by position, and cut into chunks
-///     2. a token sees those of its bucket in its chunk and in the one before; earlier ones only if causal; not itself
+///     2. a token sees those of its bucket in its chunk and in the one before; of causal{} earlier ones only; not itself
 ///     3. out_i = sum over rounds and seen j of exp(x_ij) v_j / sum of exp(x_ij)      x_ij = scale * q_i . q_j / |q_j|
 /// so that a pair which meets in several rounds counts in each. A token that meets no other in any round gives its own value; then
 /// log_sum_exp, else the logarithm of the denominator, is x_ii + ln(rounds). (The originals give a token's score with itself a penalty of
@@ -35,7 +48,7 @@ struct lsh_attention {
 
     tensor_view<const T> rotations;    ///< (rounds, heads or 1, d_k, buckets / 2), as fill_random_projection makes them
     std::optional<index_t> chunk = {}; ///< tokens in a chunk: 2 n / buckets, rounded up, if not given
-    bool causal = false;               ///< only earlier tokens
+    lsh_pattern pattern = {};          ///< dense{}, or causal{}: only earlier tokens
     std::optional<double> scale = {};  ///< 1 / sqrt(d_k) if not given
 
     template <Scalar S>

@@ -120,7 +120,7 @@ struct lsh_work {
         for (auto place = at; place < stop; ++place) {
             const auto here = place / chunk * chunk, of = buckets[placed[place]];
             first[place - at] = std::max(of == 0 ? 0 : ends[of - 1], here - std::min(here, chunk));
-            end[place - at] = op.causal ? place : std::min(ends[of], here + chunk);
+            end[place - at] = op.pattern.is_causal ? place : std::min(ends[of], here + chunk);
         }
     }
 

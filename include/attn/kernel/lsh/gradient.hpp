@@ -97,7 +97,7 @@ private:
             with_call(w, c, head, at, stop, wanted,
                       [&](const auto& sorted, const execution& run) { softmax()(sorted, {}, {}, false, run); });
             for (index_t r = 0; r < rows; ++r)
-                if (end[r] - first[r] > (c.op.causal ? 0 : 1)) all.met[head * w.tokens + placed[at + r]] = true;
+                if (end[r] - first[r] > (c.op.pattern.is_causal ? 0 : 1)) all.met[head * w.tokens + placed[at + r]] = true;
 
             for (index_t r = 0; r < before + rows; ++r) {
                 const auto token = placed[at - before + r];
