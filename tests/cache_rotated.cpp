@@ -7,6 +7,7 @@
 #include <attn/attention/pointwise_attention.hpp>
 #include <attn/attention/sparse_attention.hpp>
 #include <attn/cache/attend.hpp>
+#include <attn/cache/select_tokens.hpp>
 #include <attn/layer/rotary.hpp>
 #include <attn/pattern/causal.hpp>
 #include <attn/pattern/global.hpp>
@@ -80,6 +81,27 @@ struct rotated_tokens {
             all(0, 0, j, 0) = pool.reading().skips_evicted ? left : j;
         return all;
     }
+    /// The keys that score highest for its last queries are those of tensors that were turned; and attention to them has the same bits.
+    void check_selected(index_t wanted, std::initializer_list<index_t> counts) const {
+        const auto& l = pool.layout();
+        const auto size = ours.size();
+        const auto where = places();
+        const auto k = rotate(turns, as_stored(l.format, rows_of(keys, 0, size), l.exact_tokens), where), q = rotate(turns, rows_of(queries, 0, size), where);
+        const auto v = as_stored(l.format, rows_of(values, 0, size), l.exact_tokens), weights = random_tensor<T>({1, q.shape().heads, size, 1}, 4);
+        const token_selection exact_rule{.count = wanted, .pattern = causal{} & left_over{&kept}};
+        for (const auto count : counts) {
+            const index_t first = size - count;
+            const auto last_q = rows_of(q, first, count), last_weights = rows_of(weights, first, count), given_q = rows_of(queries, first, count);
+            const auto exact = select_tokens(last_q, k, last_weights, exact_rule, {.first_query = first, .first_key = 0});
+            for_each_executor([&](auto& executor, const std::string& name) {
+                INFO(count << " queries on " << name);
+                const auto table = select_tokens(given_q, ours, last_weights, {.count = wanted}, executor);
+                CHECK((table.shape() == exact.shape() && std::equal(table.data(), table.data() + table.shape().size(), exact.data())));
+            });
+            const auto expected = attend(softmax_attention{.pattern = causal{} & pattern::selected(exact, 1, 1, first)}, inputs<T>{last_q, k, v, {.first_query = first, .first_key = 0}});
+            CHECK(same_bits(attend(softmax_attention{.pattern = causal{} & pattern::selected(exact, 1, 1, first)}, given_q, ours), expected));
+        }
+    }
     /// Attention of its last queries, on executors, has the bits of attention to tensors that were turned.
     template <class Op>
     void check_bits(const Op& op, std::initializer_list<index_t> counts) const {
@@ -136,11 +158,13 @@ TEMPLATE_TEST_CASE("cache: keys that are turned when they are read have the bits
             all.evict({256, 256}); // the second page is gone
             all.evict({698, 2});
             all.check_bits(softmax_attention{.pattern = causal{}}, {1, 3, 700});
+            all.check_selected(50, {1, 70});
             all.check_bits(softmax_attention{.score = alibi(slopes), .pattern = sliding_window(200) | (causal{} & pattern::global{3})}, {2, 300});
             all.check_bits(softmax_attention{.pattern = causal{} & pattern::strided{7}}, {1, 100});
             all.check_bits(pointwise_attention{.weight = sigmoid{-2}, .pattern = causal{}}, {2, 40});
             all.evict({0, 250}); // and the first
             all.check_bits(softmax_attention{.pattern = causal{}}, {1, 300});
+            all.check_selected(500, {2}); // more than are left
         }
     }
 }
@@ -196,7 +220,7 @@ TEST_CASE("cache: keys that cannot be turned are refused", "[cache]") {
     check_says(said([&] { key_value_pool<float> pool(wrong, 1, {.table = turns}); }), {"key_value_pool", "reading", "rotates_keys", "Hadamard"});
 
     const softmax_attention op{.pattern = causal{}};
-    const auto k = random_tensor<float>({1, 1, 101, 8}, 1), v = random_tensor<float>({1, 1, 101, 3}, 2), q = random_tensor<float>({1, 2, 1, 8}, 3);
+    const auto k = random_tensor<float>({1, 1, 101, 8}, 1), v = random_tensor<float>({1, 1, 101, 3}, 2), q = random_tensor<float>({1, 2, 1, 8}, 3), weight = random_tensor<float>({1, 2, 1, 1}, 4);
     for (const bool skips : {false, true}) {
         key_value_pool<float> pool(layout, 2, {.table = turns, .skips_evicted = skips});
         sequence<float> tokens(pool);
@@ -206,10 +230,17 @@ TEST_CASE("cache: keys that cannot be turned are refused", "[cache]") {
         check_says(said(attends), {"softmax_attention", "q", "(1, 2, 1, 8)", "position 100", "0 to 99"});
         CHECK(same_bits(out.values, no_answer<float>({1, 2, 1, 3}, false).values));
         tokens.evict({50, 1});
+        const auto selects = [&] { static_cast<void>(select_tokens(q, tokens, weight)); };
+        if (!skips) check_says(said(selects), {"select_tokens", "q", "position 100", "0 to 99"});
         if (skips) attends(); // the last is at 99
         else check_says(said(attends), {"softmax_attention", "q", "position 100", "0 to 99"});
         tokens.truncate(100);
         attends();
+        selects();
+        const auto many = random_tensor<float>({1, 2, 101, 8}, 3), two = random_tensor<float>({2, 2, 1, 8}, 3);
+        check_says(said([&] { static_cast<void>(select_tokens(many, tokens, weight)); }), {"select_tokens", "q has shape (1, 2, 101, 8)", "has 100 tokens"});
+        check_says(said([&] { static_cast<void>(select_tokens(two, tokens, weight)); }), {"select_tokens", "q has shape (2, 2, 1, 8)", "one batch entry"});
+        check_says(said([&] { static_cast<void>(select_tokens(q, tokens, q)); }), {"select_tokens", "weights have shape (1, 2, 1, 8)"});
     }
 }
 

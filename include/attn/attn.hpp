@@ -39,6 +39,7 @@
 #include "cache/attend.hpp"
 #include "cache/linear_state.hpp"
 #include "cache/recurrent_state.hpp"
+#include "cache/select_tokens.hpp"
 #include "core/heads.hpp"
 #include "core/tensor.hpp"
 #include "norm/backward.hpp"

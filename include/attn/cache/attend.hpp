@@ -3,7 +3,7 @@
 
 #include "../attention/ragged.hpp"
 #include "../attention/resumable.hpp"
-#include "sequence.hpp"
+#include "turned_queries.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
@@ -29,29 +29,6 @@ struct sequence_batch {
 
 namespace detail {
 
-/// Hides the keys at some positions, in order.
-struct kept_keys {
-    static constexpr bool compares_positions = false;
-    std::span<const row_range> evicted;
-
-    bool visible(const auto&, index_t j) const {
-        const auto* const range = from(j);
-        return range == end() || j < range->first;
-    }
-    visibility visible(const position_range&, const position_range& j) const {
-        const auto* const range = from(j.first);
-        const bool all = range == end() || j.last < range->first;
-        return {all, !all && range->first <= j.first && j.last < range->end()};
-    }
-
-private:
-    const row_range* end() const { return evicted.data() + evicted.size(); }
-    /// The first range that does not lie before a position.
-    const row_range* from(index_t position) const {
-        return std::partition_point(evicted.data(), end(), [&](const row_range& range) { return range.end() <= position; });
-    }
-};
-
 /// An operator that knows keys in pages: one of the kernels of softmax attention.
 template <class Op, class T>
 concept KnowsPages = Attention<Op> && HasResumable<Op, T>;
@@ -65,7 +42,7 @@ public:
         : sequence_call(op, queries, of.size() - queries.shape().tokens, of, out) {}
     /// Queries at the positions from first_query on, of whatever tokens.
     sequence_call(const Op& op, const stored_view<const T>& queries, index_t first_query, const sequence<T>& of, const outputs<T>& out)
-        : op_(op), of_(of), out_(out) {
+        : op_(op), of_(of), out_(out), queries_(queries, first_query, of) {
         static_assert(KnowsPages<Op, T>, "attn: this operator cannot attend to a cache: softmax, sparse and pointwise attention can");
         const auto& l = of.pool().layout();
         const auto keys = of.positions();
@@ -90,8 +67,7 @@ public:
         if (q.batch != 1) detail::raise(shape_error(Op::name, "q", "has shape ", q, ": a sequence is one batch entry"));
         op_.check(in_);
         check_outputs(op_, in_, out_);
-        check_turns(of_.turns_from(0), of_.size());
-        check_turns(query_turns(), q.tokens);
+        queries_.check(Op::name);
     }
     std::size_t workspace_bytes(index_t concurrency) const {
         return bytes_taken([&](scratch& memory) { return take_queries(memory, concurrency); });
@@ -99,14 +75,13 @@ public:
     /// Computes. All has been checked.
     void run(const execution& on) const {
         if (out_.values.shape().size() == 0 && out_.log_sum_exp.shape().size() == 0) return;
-        const auto left = std::ranges::find_if(of_.evicted(), [&](const row_range& range) { return range.end() > of_.positions().first; });
-        const std::span<const row_range> evicted(left, of_.evicted().end());
+        const auto evicted = evicted_among_read(of_);
         auto in = in_;
-        if (rotates_queries()) {
+        if (queries_.are_others()) {
             scratch memory(on.workspace().bytes().data());
-            const auto rotated = take_queries(memory, on.concurrency());
-            rotate_queries(rotated);
-            in.queries = rotated;
+            const auto turned = take_queries(memory, on.concurrency());
+            queries_.write(turned);
+            in.queries = turned;
         }
         if (evicted.empty()) run_with(op_.pattern, in, on);
         else run_with(op_.pattern & kept_keys{evicted}, in, on);
@@ -116,37 +91,12 @@ private:
     using scheduler = typename Op::template scheduler<T, kernel::paged_storage>;
     static constexpr T nowhere{};
 
-    bool rotates_queries() const { return of_.pool().layout().rotates_keys || query_turns().turn_rows(); }
-    kernel::row_turns<T> query_turns() const { return of_.turns_from(in_.positions.first_query[0]); }
-    /// Throws argument_error unless the table has the positions of so many rows.
-    void check_turns(const kernel::row_turns<T>& turns, index_t rows) const {
-        if (!turns.turn_rows() || rows == 0) return;
-        const auto check_row = [&](index_t row) {
-            turns.for_each_place(row, 1, 1, [&](index_t, index_t place) {
-                if (place < 0 || place >= turns.table.positions)
-                    detail::raise(argument_error(Op::name, "q", "has shape ", in_.queries.shape(),
-                                                 ", for which a query or key is turned as at position ", place,
-                                                 ", but the pool's rotary has 0 to ", turns.table.positions - 1));
-            });
-        };
-        check_row(0);
-        check_row(rows - 1);
-    }
-    /// The queries, as the cache has keys.
-    void rotate_queries(const tensor_view<T>& to) const {
-        if (of_.pool().layout().rotates_keys) return rotate_rows(in_.queries, to);
-        const auto& q = in_.queries.shape();
-        for (index_t h = 0; h < q.heads; ++h) {
-            kernel::copy_rows<T>(in_.queries.rows(0, h), q.tokens, q.channels, to.row(0, h, 0), q.channels);
-            query_turns().turn(0, q.tokens, 1, 1, [&](index_t i) { return to.row(0, h, i); });
-        }
-    }
-    /// The queries as a cache rotates them, behind the memory of what computes.
+    /// The queries as a cache has keys, behind the memory of what computes.
     tensor_view<T> take_queries(scratch& memory, index_t concurrency) const {
         const auto& q = in_.queries.shape();
         memory.take<std::byte>(
             scheduler::workspace_bytes(shapes_of(in_), max_passes<decltype(op_.pattern)> > 1, concurrency, out_.values.is_narrow()));
-        return head_major(rotates_queries() ? memory.take<T>(q.size()) : nullptr, q);
+        return head_major(queries_.are_others() ? memory.take<T>(q.size()) : nullptr, q);
     }
     template <Pattern P>
     void run_with(const P& pattern, const inputs<T>& in, const execution& on) const {
@@ -163,6 +113,7 @@ private:
     const sequence<T>& of_;
     inputs<T> in_;
     outputs<T> out_;
+    turned_queries<T> queries_;
 };
 
 /// Throws attention_error unless the queries of a batch are the rows of a tensor, and its sequences are there.

@@ -2,8 +2,10 @@
 #pragma once
 
 #include "../core/tensor_view.hpp"
+#include "../pattern/pattern.hpp"
 
 #include <algorithm>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -54,6 +56,29 @@ public:
 
 private:
     std::vector<row_range> ranges_;
+};
+
+/// Hides the keys at some positions, in order.
+struct kept_keys {
+    static constexpr bool compares_positions = false;
+    std::span<const row_range> evicted;
+
+    bool visible(const auto&, index_t j) const {
+        const auto* const range = from(j);
+        return range == end() || j < range->first;
+    }
+    visibility visible(const position_range&, const position_range& j) const {
+        const auto* const range = from(j.first);
+        const bool all = range == end() || j.last < range->first;
+        return {all, !all && range->first <= j.first && j.last < range->end()};
+    }
+
+private:
+    const row_range* end() const { return evicted.data() + evicted.size(); }
+    /// The first range that does not lie before a position.
+    const row_range* from(index_t position) const {
+        return std::partition_point(evicted.data(), end(), [&](const row_range& range) { return range.end() <= position; });
+    }
 };
 
 } // namespace attn::detail

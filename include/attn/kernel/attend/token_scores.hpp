@@ -17,13 +17,17 @@ struct token_selection_call {
     stored_view<const T> weights;
     const visible_keys& pattern;
     index_t count;
-    tensor_view<index_t> table; ///< (batch, 1, n, count)
+    tensor_view<index_t> table;               ///< (batch, 1, n, count)
+    const sequence_pages<T>* pages = nullptr; ///< where keys lie, of which `in` then tells the shapes only
 };
 
 /// One thread's memory, and its work on one block of queries after the other.
 ///     score[i, j] = sum over heads h, in order, of weight[i, h] f(q_i,h . k_j)
-template <Scalar T, class F>
+/// Stored: how keys lie, any_storage or, behind pages.hpp, paged_storage.
+template <Scalar T, class F, class Stored = any_storage>
 class token_scores {
+    using key_rows = typename head_rows<Stored, T>::type;
+
 public:
     using lanes = simd::lanes<T>;
     using traits = query_block_traits<T>;
@@ -60,7 +64,11 @@ private:
         bool operator<(const candidate& other) const { return score != other.score ? score > other.score : key < other.key; }
     };
 
-    index_t kv_head(index_t head) const { return head / (heads_ / call_->in.keys.shape().heads); }
+    key_rows keys_of(index_t batch, index_t head) const {
+        const auto kv_head = head / (heads_ / call_->in.keys.shape().heads);
+        if constexpr (head_rows<Stored, T>::are_paged) return call_->pages->keys_of(kv_head);
+        else return call_->in.keys.rows(batch, kv_head);
+    }
     void begin_head(query_block block, index_t head) {
         block.first_head = head;
         stages_[head].begin(block, call_->in.queries, T{1});
@@ -77,7 +85,7 @@ private:
             const auto& stage = stages_[h];
             const auto rows = stage.stride();
             T* const sums = sums_ + number * stride_;
-            reader_.begin(call_->in.keys.rows(block.batch, kv_head(h)), call_->in.positions.first_key[block.batch]);
+            reader_.begin(keys_of(block.batch, h), call_->in.positions.first_key[block.batch]);
             stage.multiply(reader_.read(run.keys), run.count, run.rows, scores_, ahead_);
             for (index_t j = 0; j < run.count; ++j)
                 for (index_t row = 0; row < rows; row += lanes::size) {
@@ -107,7 +115,7 @@ private:
     const F* f_;
     index_t heads_, keys_;
     index_t stride_; ///< numbers between the sums of two keys: the rows of a block, in whole registers
-    block_reader<T> reader_;
+    block_reader<T, number_rows<T>, key_rows> reader_;
     score_stage<T>* stages_; ///< of each head
     T *weights_, *scores_;   ///< [heads][stride_], [block_keys][rows of the block]
     T* sums_;                ///< [m][stride_]
