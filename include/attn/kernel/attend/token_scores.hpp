@@ -34,10 +34,11 @@ public:
     static constexpr index_t block_keys = 128;
 
     token_scores(detail::scratch& memory, const input_shapes& s, const token_selection_call<T>* call = nullptr, const F* f = nullptr)
-        : call_(call), f_(f), heads_(s.queries.heads), keys_(s.keys.tokens),
-          stride_(std::min(traits::max_rows, whole_registers<T>(s.queries.tokens))), reader_(memory, block_keys, s.keys.channels, false),
-          stages_(memory.take<score_stage<T>>(heads_)), weights_(memory.take<T>(heads_, stride_)),
-          scores_(memory.take<T>(block_keys, stride_)), sums_(memory.take<T>(keys_, stride_)), seen_(memory.take<std::uint64_t>(keys_)),
+        : call_(call), f_(f), heads_(s.queries.heads), group_(s.queries.heads / std::max<index_t>(1, s.keys.heads)), keys_(s.keys.tokens),
+          sum_stride_(whole_registers<T>(keys_) + lanes::size), reader_(memory, block_keys, s.keys.channels, false),
+          stages_(memory.take<score_stage<T>>(heads_)), terms_(memory.take<term>(heads_, traits::max_rows)),
+          scores_(memory.take<T>(block_keys, traits::max_rows)),
+          sums_(memory.take<T>(std::min(traits::max_rows, s.queries.tokens), sum_stride_)), seen_(memory.take<std::uint64_t>(keys_)),
           candidates_(memory.take<candidate>(keys_)) {
         for (index_t h = 0; h < heads_; ++h) {
             const score_stage<T> stage(memory, s.keys.channels);
@@ -48,7 +49,7 @@ public:
     /// Writes the rows of the table for the queries of a block of one head, which stands for all of them.
     void choose(const query_block& block) {
         const auto first_key = call_->in.positions.first_key[block.batch];
-        for (index_t h = 0; h < heads_; ++h) begin_head(block, h);
+        for_each_part(block, [&](const query_block& part) { begin(part); });
         std::fill_n(seen_, keys_, std::uint64_t{0});
         const key_blocks blocks(block_keys, first_key, keys_, block.tokens);
         for_each_visible_block(call_->pattern, block, visible_keys::whole, blocks, blocks.first_block(), blocks.end_block(),
@@ -64,43 +65,69 @@ private:
         bool operator<(const candidate& other) const { return score != other.score ? score > other.score : key < other.key; }
     };
 
-    key_rows keys_of(index_t batch, index_t head) const {
-        const auto kv_head = head / (heads_ / call_->in.keys.shape().heads);
-        if constexpr (head_rows<Stored, T>::are_paged) return call_->pages->keys_of(kv_head);
-        else return call_->in.keys.rows(batch, kv_head);
+    /// What the score of a row is multiplied by, and whose sum it is part of.
+    struct term {
+        T weight;
+        T* sums;
+        bool is_first;
+    };
+
+    /// f(block) of some heads at a time that share their keys: as many as make no more rows than a block has.
+    void for_each_part(query_block block, const auto& f) const {
+        const auto together = std::max<index_t>(1, traits::max_rows / std::max<index_t>(1, block.tokens.count));
+        for (block.first_head = 0; block.first_head < heads_; block.first_head += block.heads) {
+            block.kv_head = block.first_head / group_;
+            block.heads = std::min(together, (block.kv_head + 1) * group_ - block.first_head);
+            f(block);
+        }
     }
-    void begin_head(query_block block, index_t head) {
-        block.first_head = head;
-        stages_[head].begin(block, call_->in.queries, T{1});
-        T* const weights = weights_ + head * stride_;
-        std::fill_n(weights, stride_, T{0});
-        copy_rows<T>(call_->weights.rows(block.batch, head, block.first_row), block.rows(), 1, weights, 1);
+    void begin(const query_block& part) {
+        stages_[part.first_head].begin(part, call_->in.queries, T{1});
+        for (index_t row = 0; row < part.rows(); ++row) {
+            const auto token = row % part.tokens.count;
+            term& own = terms_[part.first_head * traits::max_rows + row];
+            own = {T{0}, sums_ + token * sum_stride_, part.head_of(row) == 0};
+            copy_rows<T>(call_->weights.rows(part.batch, part.head_of(row), part.token_of(row)), 1, 1, &own.weight, 1);
+        }
     }
-    /// Adds the heads' scores of a run of keys, the first of which has that number.
+    key_rows keys_of(const query_block& part) const {
+        if constexpr (head_rows<Stored, T>::are_paged) return call_->pages->keys_of(part.kv_head);
+        else return call_->in.keys.rows(part.batch, part.kv_head);
+    }
+    /// The scores of a run of keys, which are read in columns where a cache keeps them so.
+    void multiply(const score_stage<T>& stage, const key_run& keys, const std::uint64_t* visible) {
+        if constexpr (head_rows<Stored, T>::are_paged) {
+            if (const auto columns = reader_.columns(keys)) {
+                if (stage.is_few()) stage.multiply_columns(*columns, keys.count, scores_, ahead_);
+                else stage.multiply(reader_.read(keys, *columns), keys.count, visible, scores_, ahead_);
+                return;
+            }
+        }
+        stage.multiply(reader_.read(keys), keys.count, visible, scores_, ahead_);
+    }
+    /// Adds the heads' scores of a run of keys, the first of which has that number. Scores have rows side by side, and sums keys.
     void add(const query_block& block, const key_run& keys, index_t number) {
         const auto run = visible_run_of(call_->pattern, block, visible_keys::whole, keys, seen_ + number);
         if (!run.rows) std::fill_n(seen_ + number, keys.count, bit_range(0, block.rows()));
         number += run.keys.first - keys.first;
-        for (index_t h = 0; h < heads_; ++h) {
-            const auto& stage = stages_[h];
-            const auto rows = stage.stride();
-            T* const sums = sums_ + number * stride_;
-            reader_.begin(keys_of(block.batch, h), call_->in.positions.first_key[block.batch]);
-            stage.multiply(reader_.read(run.keys), run.count, run.rows, scores_, ahead_);
-            for (index_t j = 0; j < run.count; ++j)
-                for (index_t row = 0; row < rows; row += lanes::size) {
-                    T* const sum = sums + j * stride_ + row;
-                    const auto before = h == 0 ? lanes(T{0}) : lanes::load(sum);
-                    const auto score = static_cast<lanes>((*f_)(lanes::load(scores_ + j * rows + row)));
-                    fma(lanes::load(weights_ + h * stride_ + row), score, before).store(sum);
-                }
-        }
+        for_each_part(block, [&](const query_block& part) {
+            const auto& stage = stages_[part.first_head];
+            const term* const terms = terms_ + part.first_head * traits::max_rows;
+            reader_.begin(keys_of(part), call_->in.positions.first_key[part.batch]);
+            multiply(stage, run.keys, part.heads == 1 ? run.rows : nullptr);
+            for_each_transposed(row_block<const T>{scores_, stage.stride(), 1}, run.count, part.rows(), T{1},
+                                [&](index_t row, index_t first, lanes score) {
+                                    T* const sum = terms[row].sums + number + first;
+                                    const auto before = terms[row].is_first ? lanes(T{0}) : lanes::load(sum);
+                                    fma(lanes(terms[row].weight), static_cast<lanes>((*f_)(score)), before).store(sum);
+                                });
+        });
     }
     void write_row(const query_block& block, index_t row) {
         index_t count = 0;
         for (index_t j = 0; j < keys_; ++j) {
             if (!(seen_[j] >> row & 1)) continue;
-            const T score = sums_[j * stride_ + row];
+            const T score = sums_[row * sum_stride_ + j];
             candidates_[count++] = {std::isnan(score) ? -std::numeric_limits<T>::infinity() : score, j};
         }
         const auto chosen = std::min(count, call_->count);
@@ -113,12 +140,13 @@ private:
 
     const token_selection_call<T>* call_;
     const F* f_;
-    index_t heads_, keys_;
-    index_t stride_; ///< numbers between the sums of two keys: the rows of a block, in whole registers
+    index_t heads_, group_, keys_;
+    index_t sum_stride_; ///< numbers between the sums of two queries: keys, and a register more, which the last of a run may be written to
     block_reader<T, number_rows<T>, key_rows> reader_;
-    score_stage<T>* stages_; ///< of each head
-    T *weights_, *scores_;   ///< [heads][stride_], [block_keys][rows of the block]
-    T* sums_;                ///< [m][stride_]
+    score_stage<T>* stages_; ///< of each part, by its first head
+    term* terms_;            ///< [heads][rows], likewise
+    T* scores_;              ///< [block_keys][rows of a part]
+    T* sums_;                ///< [queries][sum_stride_]
     std::uint64_t* seen_;    ///< [m] one bit per row
     candidate* candidates_;  ///< [m]
     no_prefetch ahead_;
