@@ -115,8 +115,8 @@ private:
 };
 
 /// The tensor, exact.
-template <Scalar T>
-tensor<bounded<T>> bounded_copy(const tensor_view<const T>& from) {
+template <Scalar T, Scalar U = T>
+tensor<bounded<T>> bounded_copy(const std::type_identity_t<tensor_view<const U>>& from) {
     tensor<bounded<T>> to(from.shape());
     const auto [batch, heads, tokens, channels] = from.shape();
     for (index_t b = 0; b < batch; ++b)

@@ -68,11 +68,12 @@ private:
     void softmax(index_t c, const outputs<double>& bounds) {
         std::vector<rounded> x(size(m_));
         const auto sink = entry(t_.sinks, c, nothing);
+        const auto sees = t_.sees(b_, c);
         double top = sink, terms = 0;
         for (index_t key = 0; key < m_; ++key) {
             const auto j = in_.positions.first_key[b_] + key;
             x[size(key)] = {nothing, 0};
-            if (!t_.sees(b_, c, i_, j)) continue;
+            if (!sees(i_, j)) continue;
             x[size(key)] = t_.score ? t_.score(mixed(c, key), b_, c, i_, j) : mixed(c, key);
             if (x[size(key)].value == nothing) continue;
             seen_[size(key)] = true;

@@ -16,7 +16,7 @@ namespace attn::fuzz {
 struct softmax_terms {
     double scale = 1;
     bool exact_scores = false;
-    std::function<bool(index_t batch, index_t head, index_t query, index_t key)> sees; ///< absolute positions
+    std::function<std::function<bool(index_t query, index_t key)>(index_t batch, index_t head)> sees; ///< absolute positions
     std::function<rounded(rounded, index_t batch, index_t head, index_t query, index_t key)> score = {};
     std::span<const double> sinks = {};
     tensor_view<const double> logits_mix = {}, weights_mix = {};

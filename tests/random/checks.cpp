@@ -17,10 +17,10 @@ template <Scalar T>
 class trial_checks {
 public:
     trial_checks(const trial<T>& t, draw& random)
-        : t_(t), random_(random), has_log_sum_exp_(static_cast<bool>(t.op.log_sum_exp_shape)) {}
+        : t_(t), random_(random), has_log_sum_exp_(t.op->has_log_sum_exp) {}
 
     std::string operator()() {
-        expected_ = attend(t_.op, t_.in, has_log_sum_exp_);
+        expected_ = attend(*t_.op, t_.in, has_log_sum_exp_);
         exact_ = reference(t_.in);
         if (auto problem = accuracy(); !problem.empty()) return "accuracy: " + problem;
         if (auto problem = elsewhere(); !problem.empty()) return problem;
@@ -29,7 +29,7 @@ public:
                 if (auto problem = stored(); !problem.empty()) return problem;
         if (t_.may_spoil && random_.one_in(2))
             if (auto problem = spoiled(); !problem.empty()) return problem;
-        if (t_.op.backward && random_.one_in(2))
+        if (t_.has_gradient && random_.one_in(2))
             if (auto problem = gradients(); !problem.empty()) return "gradient of the " + problem;
         if (t_.part && random_.one_in(3))
             if (auto problem = part(); !problem.empty()) return "alone, not in a batch: " + problem;
@@ -52,16 +52,19 @@ private:
         op.attend(in, result.out(), execution(here, memory));
         return result;
     }
-    answer<double> reference(const inputs<T>& in) const {
-        auto result = room<double>(t_.op, shapes_of(in), has_log_sum_exp_);
+    static void with_wide(const inputs<T>& in, const auto& f) {
         const auto q = reference::widen(in.queries), k = reference::widen(in.keys), v = reference::widen(in.values);
-        t_.op.reference({q, k, v, in.positions}, result.out());
+        f(inputs<double>{q, k, v, in.positions});
+    }
+    answer<double> reference(const inputs<T>& in) const {
+        auto result = room<double>(*t_.op, shapes_of(in), has_log_sum_exp_);
+        with_wide(in, [&](const inputs<double>& wide) { t_.op->reference(wide, result.out()); });
         return result;
     }
 
     std::string accuracy() const {
-        auto bounds = room<double>(t_.op, shapes_of(inputs<T>(t_.in)), has_log_sum_exp_);
-        t_.op.bounds(t_.in, bounds.out());
+        auto bounds = room<double>(*t_.op, shapes_of(inputs<T>(t_.in)), has_log_sum_exp_);
+        with_wide(t_.in, [&](const inputs<double>& wide) { t_.op->bounds(wide, bounds.out()); });
         auto problem = near(expected_.values, exact_.values, bounds.values);
         if (problem.empty() && has_log_sum_exp_)
             if (problem = near(expected_.log_sum_exp, exact_.log_sum_exp, bounds.log_sum_exp); !problem.empty())
@@ -81,7 +84,7 @@ private:
         const auto add = [&](const char* name, const shape& of) { exact.push_back({name, tensor<bounded<T>>(of), exact.size() > 2 ? lies::in_one_piece : lies::anyhow}); };
         add("queries", s.queries), add("keys", s.keys), add("values", s.values);
         static constexpr const char* names[] = {"1st parameter", "2nd parameter", "3rd parameter", "4th parameter", "5th parameter"};
-        for (const auto& of : t_.op.parameter_shapes(s)) add(names[exact.size() - 3], of);
+        for (const auto& of : t_.op->parameter_shapes(s)) add(names[exact.size() - 3], of);
         const auto wanted = []<class U>(const std::vector<tensor_view<U>>& all) {
             return testing::wanted_gradients<U>{{all[0], all[1], all[2]}, {all.begin() + 3, all.end()}};
         };
@@ -89,15 +92,15 @@ private:
         for (auto& g : exact) views.push_back(g.exact.view());
         const auto q = bounded_copy<T>(t_.in.queries), k = bounded_copy<T>(t_.in.keys), v = bounded_copy<T>(t_.in.values),
                    given_values = bounded_copy<T>(of_values), given_rows = bounded_copy<T>(of_rows);
-        t_.op.reference_gradients({q, k, v, t_.in.positions}, {given_values, if_any(given_rows.view())}, wanted(views));
+        t_.op->reference_gradients({q, k, v, t_.in.positions}, {given_values, if_any(given_rows.view())}, wanted(views));
 
         const auto call = [&](const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given, const auto& to, const execution& run) {
-            t_.op.backward(in, {saved.values, if_any(saved.log_sum_exp)}, {given.values, if_any(given.log_sum_exp)}, wanted(to), run);
+            t_.op->backward(in, {saved.values, if_any(saved.log_sum_exp)}, {given.values, if_any(given.log_sum_exp)}, wanted(to), run);
         };
         const auto placed = [&](const tensor<T>& t) { return testing::placed<T>(t, draw_layout(random_)); };
         auto queries = placed(t_.in.queries), keys = placed(t_.in.keys), values = placed(t_.in.values), out = placed(expected_.values),
              rows = placed(expected_.log_sum_exp), d_out = placed(of_values), d_rows = placed(of_rows);
-        return broken_gradient<T>(random_, exact, [&](index_t concurrency) { return t_.op.backward_workspace_bytes(s, concurrency); },
+        return broken_gradient<T>(random_, exact, [&](index_t concurrency) { return t_.op->backward_workspace_bytes(s, concurrency); },
                                   [&](const std::vector<tensor_view<T>>& to, bool elsewhere, const execution& run) {
                                       if (!elsewhere) call(t_.in, {expected_.values, expected_.log_sum_exp}, {of_values, of_rows}, to, run);
                                       else call({queries.view(), keys.view(), values.view(), t_.in.positions}, {out.view(), rows.view()}, {d_out.view(), d_rows.view()}, to, run);
@@ -120,16 +123,16 @@ private:
     std::string elsewhere() {
         const auto any = [&] { return draw_layout(random_); };
         const auto s = shapes_of(inputs<T>(t_.in));
-        testing::placed<T> q(t_.in.queries, any()), k(t_.in.keys, any()), v(t_.in.values, any()), out(t_.op.output_shape(s), any());
+        testing::placed<T> q(t_.in.queries, any()), k(t_.in.keys, any()), v(t_.in.values, any()), out(t_.op->output_shape(s), any());
         const bool with_log_sum_exp = has_log_sum_exp_ && random_.one_in(2);
-        testing::placed<T> lse(with_log_sum_exp ? t_.op.log_sum_exp_shape(s) : shape{}, any());
+        testing::placed<T> lse(with_log_sum_exp ? t_.op->log_sum_exp_shape(s) : shape{}, any());
         const auto threads = random_.number(1, 4);
-        const bool tight = t_.op.has_least_workspace && random_.one_in(2);
-        workspace memory(t_.op.workspace_bytes(s, tight ? -threads : threads));
+        const bool tight = t_.op->has_least_workspace && random_.one_in(2);
+        workspace memory(tight ? t_.op->least_workspace_bytes(s, threads) : t_.op->workspace_bytes(s, threads));
         std::ranges::fill(memory.bytes(), std::byte{0xff}); // NaN, in either precision
         const inputs<T> in{q.view(), k.view(), v.view(), t_.in.positions};
         const outputs<T> to{out.view(), with_log_sum_exp ? lse.view() : tensor_view<T>{}};
-        on_threads(threads, memory, [&](const execution& run) { t_.op.attend(in, to, run); });
+        on_threads(threads, memory, [&](const execution& run) { t_.op->attend(in, to, run); });
         const auto where = "elsewhere (" + std::to_string(threads) + " threads" + (tight ? ", least workspace" : "") + "): ";
         if (!q.guards_intact() || !k.guards_intact() || !v.guards_intact()) return where + "an input was written to";
         if (!out.guards_intact() || (with_log_sum_exp && !lse.guards_intact())) return where + "wrote beside its output";
@@ -146,15 +149,15 @@ private:
             for (auto* of : {&given.keys, &given.values})
                 if (const auto size = of->shape().size(); size > 0 && random_.one_in(2))
                     of->data()[random_.number(0, size - 1)] = random_.one_in(2) ? std::numeric_limits<T>::infinity() : std::numeric_limits<T>::quiet_NaN();
-        auto q = any(given.queries), k = any(given.keys), v = any(given.values), out = draw_room(random_, t_.op.output_shape(s), draw_layout(random_));
-        const auto expected = attend(t_.op, {q.wide, k.wide, v.wide, t_.in.positions}, has_log_sum_exp_);
-        auto rows = room<T>(t_.op, s, has_log_sum_exp_).log_sum_exp;
-        const bool with_log_sum_exp = has_log_sum_exp_ && random_.one_in(2), tight = t_.op.has_least_workspace && random_.one_in(2);
+        auto q = any(given.queries), k = any(given.keys), v = any(given.values), out = draw_room(random_, t_.op->output_shape(s), draw_layout(random_));
+        const auto expected = attend(*t_.op, {q.wide, k.wide, v.wide, t_.in.positions}, has_log_sum_exp_);
+        auto rows = room<T>(*t_.op, s, has_log_sum_exp_).log_sum_exp;
+        const bool with_log_sum_exp = has_log_sum_exp_ && random_.one_in(2), tight = t_.op->has_least_workspace && random_.one_in(2);
         const auto threads = random_.number(1, 4);
-        workspace memory((out.format() == narrow_format::none ? t_.op.workspace_bytes : t_.op.narrow_workspace_bytes)(s, tight ? -threads : threads));
+        workspace memory(tight ? t_.op->least_workspace_bytes(s, threads) : t_.op->workspace_bytes(s, threads, out.format() != narrow_format::none));
         std::ranges::fill(memory.bytes(), std::byte{0xff});
         on_threads(threads, memory, [&](const execution& run) {
-            t_.op.attend({q.view(), k.view(), v.view(), t_.in.positions}, {out.view(), with_log_sum_exp ? rows.view() : tensor_view<T>{}}, run);
+            t_.op->attend({q.view(), k.view(), v.view(), t_.in.positions}, {out.view(), with_log_sum_exp ? rows.view() : tensor_view<T>{}}, run);
         });
         std::string where = "stored";
         for (const auto* of : {&q, &k, &v, &out}) where.append(" ").append(testing::name_of(of->format()));
@@ -188,7 +191,7 @@ private:
             if (!key || both) fill(in.values, value), fill(with_nan.values, not_a_number);
             where.append(" ").append(std::to_string(j));
         }
-        const auto ours = attend(t_.op, in, has_log_sum_exp_);
+        const auto ours = attend(*t_.op, in, has_log_sum_exp_);
         const auto reached = reference(with_nan), exact = kind < 2 ? reference(in) : answer<double>();
         const auto differs_from = [&](const tensor<T>& now, const tensor<T>& before, const tensor<double>& nan, const tensor<double>& infinite) {
             index_t at_e = 0;
@@ -226,7 +229,7 @@ private:
         const tensor_part some_heads{.batch = {b, 1}, .heads = {g * group, group}};
         auto in = inputs<T>(t_.in).slice(some_heads, {.batch = {b, 1}, .heads = {g, 1}});
         in.positions = {in.positions.first_query[b], in.positions.first_key[b]};
-        const auto ours = attend(t_.part(b, g), in, has_log_sum_exp_);
+        const auto ours = attend(*t_.part(b, g), in, has_log_sum_exp_);
         const auto copied = [&](const tensor<T>& from) {
             tensor<T> to({1, group, from.shape().tokens, from.shape().channels});
             const auto view = from.view().slice(some_heads);
@@ -244,12 +247,13 @@ private:
         const auto& [unit, before, after] = t_.cuts;
         const auto n = t_.size.queries, units = n / unit;
         const auto limit = random_.one_in(2) ? random_.number(1, 3) : random_.number(1, std::max<index_t>(1, units));
-        auto ours = room<T>(t_.op, shapes_of(all), has_log_sum_exp_);
+        auto ours = room<T>(*t_.op, shapes_of(all), has_log_sum_exp_);
         for (index_t first = 0; first < units;) {
             const auto count = std::min(units - first, random_.number(1, limit));
             const auto begin = std::max<index_t>(0, first - before) * unit, end = std::min(units, first + count + after) * unit;
             const auto first_query = later(t_.size.first_query, begin);
-            const auto part = attend(t_.within ? t_.within(begin, end - begin, 0, t_.size.keys) : t_.op,
+            const auto own = t_.within ? t_.within(begin, end - begin, 0, t_.size.keys) : nullptr;
+            const auto part = attend(own ? *own : *t_.op,
                                      {all.queries.slice({.tokens = {begin, end - begin}}), all.keys, all.values, {each(first_query), all.positions.first_key}},
                                      has_log_sum_exp_);
             copy_rows(part.values, first * unit - begin, count * unit, ours.values, first * unit);
@@ -283,7 +287,8 @@ private:
         if (!same_bits(spoiled, exact_)) return {};
         const auto first_key = later(t_.size.first_key, front);
         const inputs<T> all = t_.in;
-        const auto ours = attend(t_.within ? t_.within(0, t_.size.queries, front, count) : t_.op,
+        const auto own = t_.within ? t_.within(0, t_.size.queries, front, count) : nullptr;
+        const auto ours = attend(own ? *own : *t_.op,
                                  {all.queries, all.keys.slice({.tokens = {front, count}}), all.values.slice({.tokens = {front, count}}),
                                   {all.positions.first_query, each(first_key)}}, has_log_sum_exp_);
         const auto problem = differs(ours, expected_, has_log_sum_exp_);

@@ -20,7 +20,6 @@ using namespace pattern;
 
 namespace {
 
-
 template <Scalar T>
 struct convolved_drawn {
     tensor<T> weights, encoding, other_input; ///< the last two without memory for none
@@ -53,160 +52,125 @@ void add_repeated(const tensor_view<const T>& from, const tensor_view<T>& to) {
                 for (index_t c = 0; c < all.channels; ++c) to(s.batch == 1 ? 0 : b, s.heads == 1 ? 0 : h, i, c) += from(b, h, i, c);
 }
 
-/// The gradients of an operator's parameters, by name, of those that it has.
+/// The gradients of an operator's parameters.
 template <class T>
 struct named_gradients {
     tensor_view<T> encoding, weights, bias, input, scale;
 
-    named_gradients(const auto& op, const testing::wanted_gradients<T>& wanted) {
-        std::size_t number = 0;
-        const auto take = [&](bool is_there, tensor_view<T>& to) {
-            if (is_there) to = wanted.parameter(number++);
-        };
-        take(op.positional_encoding.data(), encoding);
-        take(true, weights);
-        take(!op.convolution.bias.empty(), bias);
-        take(op.convolution_input.data(), input);
-        if constexpr (requires { op.scale; }) take(!op.scale.empty(), scale);
-    }
     static std::span<T> row(const tensor_view<T>& numbers) { return {numbers.data(), static_cast<std::size_t>(numbers.shape().size())}; }
 };
 
-/// An operator with its definition: reads(inputs, then) calls then(what linear attention reads, eps); find_gradients(operator, inputs, given, wanted, of_scale)
-/// writes those of queries, keys and values, but for the convolution's part, and adds to of_scale.
-template <Scalar T, class Op, class Reads, class Gradients>
-operation<T> convolved_operation(const std::shared_ptr<const convolved_drawn<T>>& d, const Op& op, index_t queries, double feature_error,
-                                 const std::function<double(double)>& feature, const Reads& reads, const Gradients& find_gradients) {
-    struct owner {
-        std::shared_ptr<const convolved_drawn<T>> drawn;
-        Op op;
-    };
-    const auto own = std::make_shared<const owner>(owner{d, op});
-    auto result = operation_of<T>(std::shared_ptr<const Op>(own, &own->op));
-    const auto g = op.convolution.grid(queries);
-    const auto present = [d](const positions& where) {
-        std::vector<index_t> tokens;
-        for (index_t b = 0; d->has_length && !d->other_input.data() && b < std::ssize(d->length); ++b)
-            tokens.push_back(d->length[static_cast<std::size_t>(b)] - where.first_key[b]);
-        return tokens;
-    };
-    result.reference = [=](const inputs<double>& in, const outputs<double>& out) {
-        reads(own->op, in, [&](const inputs<double>& mapped, double eps) {
-            if (feature) reference::linear_attention<double>(mapped, out, relu{}, own->op.pattern, true, eps, 1);
-            else reference::linear_attention<double>(mapped, out, identity_features{}, own->op.pattern, true, eps, 1);
+/// Simplified or focused linear attention: what is asked of it whatever its pattern is.
+template <Scalar T>
+class convolved_attention : public operation<T> {
+public:
+    convolved_attention(const Attention auto& op, const std::shared_ptr<const convolved_drawn<T>>& drawn, index_t queries, bool is_focused)
+        : operation<T>(op), drawn_(drawn), tokens_{op.convolution, op.positional_encoding, op.convolution_input}, eps_(op.eps), is_focused_(is_focused) {
+        const auto g = op.convolution.grid(queries);
+        grid_ = {g.height, g.width, g.top, g.left};
+    }
+
+    void reference(const inputs<double>& in, const outputs<double>& out) const override {
+        read(in, [&](const inputs<double>& mapped) {
+            if (is_focused_) reference::linear_attention<double>(mapped, out, identity_features{}, pattern(), true, eps_, 1);
+            else reference::linear_attention<double>(mapped, out, relu{}, pattern(), true, eps_, 1);
         });
-        const auto other = reference::widen(view_of(d->other_input));
-        reference::add_depthwise_convolution<double, T>(d->other_input.data() ? other.view() : in.values.numbers(), out.values,
-                                                        {g.height, g.width, g.top, g.left}, own->op.convolution.weights,
-                                                        own->op.convolution.bias, present(in.positions));
-    };
-    result.bounds = [=, reference = result.reference](const inputs<T>& in, const outputs<double>& bounds) {
-        const auto q = reference::widen(in.queries), k = reference::widen(in.keys), v = reference::widen(in.values);
-        const inputs<double> wide{q, k, v, in.positions};
-        reads(own->op, wide, [&](const inputs<double>& mapped, double eps) {
-            linear_bounds(mapped, bounds.values,
-                          {.feature = feature,
-                           .sees = [&](index_t b, index_t h, index_t i, index_t j) -> bool { return attn::at(own->op.pattern, b, h).visible(i, j); },
-                           .eps = eps,
-                           .feature_error = feature_error,
-                           .unit = unit_of<T>,
-                           .least = static_cast<double>(std::numeric_limits<T>::min())});
-        });
+        const auto other = reference::widen(tokens_.input);
+        reference::add_depthwise_convolution<double, T>(reads_values() ? in.values.numbers() : other.view(), out.values, grid_, tokens_.convolution.weights,
+                                                        tokens_.convolution.bias, present(in.positions));
+    }
+    void bounds(const inputs<double>& in, const outputs<double>& bounds) const override {
+        linear_terms terms{.feature = {}, .sees = pattern(), .eps = eps_, .feature_error = 2 * unit_of<T>, .unit = unit_of<T>, .least = static_cast<double>(std::numeric_limits<T>::min())};
+        // Two norms are sums of all channels of all heads; a power multiplies what rounding its base has done.
+        if (is_focused_) terms.feature_error = unit_of<T> * static_cast<double>(in.queries.shape().heads * in.queries.shape().channels + 16 * drawn_->power + 32);
+        else terms.feature = [](double x) { return std::max(x, 0.0); };
+        read(in, [&](const inputs<double>& mapped) { linear_bounds(mapped, bounds.values, terms); });
         tensor<double> exact(bounds.values.shape());
-        reference(wide, {exact.view()});
-        const auto other = reference::widen(view_of(d->other_input)), weights = reference::widen(d->weights.view());
-        const std::vector<double> bias(d->bias.begin(), d->bias.end());
-        add_convolution_bounds(d->other_input.data() ? other.view() : v.view(), std::as_const(exact).view(), bounds.values,
-                               {g.height, g.width, g.top, g.left}, weights.view(), bias, present(in.positions), unit_of<T>);
-    };
-    result.backward = [own](const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given, const testing::wanted_gradients<T>& wanted,
-                            const execution& run) {
-        const named_gradients<T> named(own->op, wanted);
-        gradients_of<Op, T> all;
-        static_cast<input_gradients<T>&>(all) = wanted;
-        all.positional_encoding = named.encoding;
-        all.convolution = {named.input, named.weights, named.row(named.bias)};
-        if constexpr (requires { all.scale; }) all.scale = named.row(named.scale);
-        attn::backward(own->op, in, saved, given, all, run);
-    };
-    result.backward_workspace_bytes = [own](const input_shapes& s, index_t concurrency) { return own->op.template backward_workspace_bytes<T>(s, concurrency); };
-    result.parameter_shapes = [own](const input_shapes&) {
+        reference(in, {exact.view()});
+        const auto other = reference::widen(tokens_.input), weights = reference::widen(tokens_.convolution.weights);
+        const std::vector<double> bias(drawn_->bias.begin(), drawn_->bias.end());
+        add_convolution_bounds(reads_values() ? in.values.numbers() : other.view(), std::as_const(exact).view(), bounds.values, grid_, weights.view(), bias,
+                               present(in.positions), unit_of<T>);
+    }
+    std::vector<shape> parameter_shapes(const input_shapes&) const override {
         const auto row = [](const auto& numbers) { return shape{.batch = 1, .heads = 1, .tokens = 1, .channels = std::ssize(numbers)}; };
         std::vector<shape> shapes;
-        if (own->op.positional_encoding.data()) shapes.push_back(own->op.positional_encoding.shape());
-        shapes.push_back(own->op.convolution.weights.shape());
-        if (!own->op.convolution.bias.empty()) shapes.push_back(row(own->op.convolution.bias));
-        if (own->op.convolution_input.data()) shapes.push_back(own->op.convolution_input.shape());
-        if constexpr (requires { own->op.scale; })
-            if (!own->op.scale.empty()) shapes.push_back(row(own->op.scale));
+        if (tokens_.encoding.data()) shapes.push_back(tokens_.encoding.shape());
+        shapes.push_back(tokens_.convolution.weights.shape());
+        if (!tokens_.convolution.bias.empty()) shapes.push_back(row(tokens_.convolution.bias));
+        if (!reads_values()) shapes.push_back(tokens_.input.shape());
+        if (!scale().empty()) shapes.push_back(row(scale()));
         return shapes;
-    };
-    result.reference_gradients = [=](const inputs<bounded<T>>& in, const output_gradients<bounded<T>>& given,
-                                     const testing::wanted_gradients<bounded<T>>& wanted) {
-        const named_gradients<bounded<T>> named(own->op, wanted);
-        find_gradients(own->op, in, given.values, wanted, named.row(named.scale));
+    }
+    void reference_gradients(const inputs<bounded<T>>& in, const output_gradients<bounded<T>>& given,
+                             const testing::wanted_gradients<bounded<T>>& wanted) const override {
+        const auto named = this->named(wanted);
+        if (is_focused_) find_gradients(in, given.values, wanted, named.row(named.scale));
+        else read(in, [&](const inputs<bounded<T>>& mapped) { reference::linear_gradients<bounded<T>>(mapped, given.values, wanted, relu{}, pattern(), true, eps_, 1); });
         // What the encoding is added to has the gradient of its sum, and what the convolution reads besides gets its part of it.
         add_repeated<bounded<T>>(wanted.keys, named.encoding);
-        const auto other = bounded_copy<T>(view_of(d->other_input));
-        const bool reads_values = !d->other_input.data();
-        tensor<bounded<T>> of_input(reads_values ? in.values.shape() : other.shape());
-        reference::depthwise_gradients<bounded<T>, T>(reads_values ? in.values.numbers() : other.view(), given.values, {g.height, g.width, g.top, g.left},
-                                                      own->op.convolution.weights, of_input.view(), named.weights, named.row(named.bias), present(in.positions));
-        add_repeated<bounded<T>>(std::as_const(of_input).view(), reads_values ? wanted.values : named.input);
-    };
-    return result;
-}
+        const auto other = bounded_copy<T>(tokens_.input);
+        tensor<bounded<T>> of_input(reads_values() ? in.values.shape() : other.shape());
+        reference::depthwise_gradients<bounded<T>, T>(reads_values() ? in.values.numbers() : other.view(), given.values, grid_, tokens_.convolution.weights, of_input.view(),
+                                                      named.weights, named.row(named.bias), present(in.positions));
+        add_repeated<bounded<T>>(std::as_const(of_input).view(), reads_values() ? wanted.values : named.input);
+    }
 
-template <Scalar T, class P>
-operation<T> simplified(const std::shared_ptr<const convolved_drawn<T>>& d, const by_token<T>& tokens, const P& pattern, index_t queries) {
-    const simplified_linear_attention<P, T> op{.convolution = tokens.convolution,
-                                               .pattern = pattern,
-                                               .positional_encoding = tokens.encoding,
-                                               .convolution_input = tokens.input};
-    return convolved_operation<T>(d, op, queries, 2 * unit_of<T>, [](double x) { return std::max(x, 0.0); },
-                                  [](const auto& o, const inputs<double>& in, const auto& then) {
-                                      const auto keys = reference::sum_of<double, T>(in.keys, o.positional_encoding);
-                                      then(inputs<double>{in.queries, keys, in.values, in.positions}, o.eps);
-                                  },
-                                  []<class U>(const auto& o, const inputs<U>& in, const tensor_view<const U>& given, const input_gradients<U>& wanted, std::span<U>) {
-                                      const auto keys = reference::sum_of<U, T>(in.keys, o.positional_encoding);
-                                      reference::linear_gradients<U>({in.queries, keys, in.values, in.positions}, given, wanted, relu{}, o.pattern, true, o.eps, 1);
-                                  });
-}
+protected:
+    virtual reference::detail::visible_pairs pattern() const = 0;
+    /// Those that it has, in this order.
+    template <class U>
+    named_gradients<U> named(const testing::wanted_gradients<U>& wanted) const {
+        named_gradients<U> all;
+        std::size_t number = 0;
+        const auto take = [&](bool is_there, tensor_view<U>& to) {
+            if (is_there) to = wanted.parameter(number++);
+        };
+        take(tokens_.encoding.data(), all.encoding);
+        take(true, all.weights);
+        take(!tokens_.convolution.bias.empty(), all.bias);
+        take(!reads_values(), all.input);
+        take(!scale().empty(), all.scale);
+        return all;
+    }
 
-template <Scalar T, class P>
-operation<T> focused(const std::shared_ptr<const convolved_drawn<T>>& d, const by_token<T>& tokens, const P& pattern, const sizes& s,
-                     index_t queries) {
-    const focused_linear_attention<P, T> op{.power = d->power,
-                                            .scale = d->scale,
-                                            .convolution = tokens.convolution,
-                                            .pattern = pattern,
-                                            .positional_encoding = tokens.encoding,
-                                            .convolution_input = tokens.input};
-    // Two norms are sums of all channels of all heads; a power multiplies what rounding its base has done.
-    const auto feature_error = unit_of<T> * static_cast<double>(s.heads * s.key_dim + 16 * d->power + 32);
-    const auto present = [d](const auto& in, index_t b) {
+private:
+    bool reads_values() const { return !tokens_.input.data(); }
+    std::span<const T> scale() const { return is_focused_ ? std::span<const T>(drawn_->scale) : std::span<const T>(); }
+    std::vector<index_t> present(const positions& where) const {
+        std::vector<index_t> tokens;
+        for (index_t b = 0; drawn_->has_length && !drawn_->other_input.data() && b < std::ssize(drawn_->length); ++b)
+            tokens.push_back(drawn_->length[static_cast<std::size_t>(b)] - where.first_key[b]);
+        return tokens;
+    }
+    template <class U>
+    index_t present(const inputs<U>& in, index_t b) const {
         const auto m = in.keys.shape().tokens;
-        return d->has_length ? std::clamp<index_t>(d->length[static_cast<std::size_t>(b)] - in.positions.first_key[b], 0, m) : m;
-    };
-    // Keys become means over those that are there.
-    const auto divide = [present]<class U>(const inputs<U>& in, tensor<U>& k) {
+        return drawn_->has_length ? std::clamp<index_t>(drawn_->length[static_cast<std::size_t>(b)] - in.positions.first_key[b], 0, m) : m;
+    }
+    /// Keys become means over those that are there.
+    template <class U>
+    void divide(const inputs<U>& in, tensor<U>& k) const {
         const auto each = k.shape().size() / std::max<index_t>(1, k.shape().batch);
         for (index_t b = 0; b < k.shape().batch; ++b)
             for (index_t e = 0; e < each; ++e) k.data()[b * each + e] /= static_cast<U>(std::max<index_t>(1, present(in, b)));
-    };
-    const auto reads = [divide]<class U>(const auto& o, const inputs<U>& in, const auto& then) {
-        const auto sums = reference::sum_of<U, T>(in.keys, o.positional_encoding);
-        const auto q = reference::focused_features<U, T>(in.queries, o.power, o.scale);
-        auto k = reference::focused_features<U, T>(std::as_const(sums).view(), o.power, o.scale);
+    }
+    /// then(what linear attention reads)
+    template <class U>
+    void read(const inputs<U>& in, const auto& then) const {
+        const auto sums = reference::sum_of<U, T>(in.keys, tokens_.encoding);
+        if (!is_focused_) return then(inputs<U>{in.queries, sums, in.values, in.positions});
+        const auto q = reference::focused_features<U, T>(in.queries, drawn_->power, scale());
+        auto k = reference::focused_features<U, T>(std::as_const(sums).view(), drawn_->power, scale());
         divide(in, k);
-        then(inputs<U>{q, k, in.values, in.positions}, o.eps);
-    };
-    const auto find_gradients = [=]<class U>(const auto& o, const inputs<U>& in, const tensor_view<const U>& given, const input_gradients<U>& wanted,
-                                             std::span<U> of_scale) {
+        then(inputs<U>{q, k, in.values, in.positions});
+    }
+    /// Writes those of queries, keys and values, but for the convolution's part, and adds to of_scale: of a focused one.
+    template <class U>
+    void find_gradients(const inputs<U>& in, const tensor_view<const U>& given, const input_gradients<U>& wanted, std::span<U> of_scale) const {
         tensor<U> of_queries(in.queries.shape()), of_keys(in.keys.shape());
-        reads(o, in, [&](const inputs<U>& mapped, double eps) {
-            reference::linear_gradients<U>(mapped, given, {of_queries, of_keys, wanted.values}, identity_features{}, o.pattern, true, eps, 1);
+        read(in, [&](const inputs<U>& mapped) {
+            reference::linear_gradients<U>(mapped, given, {of_queries, of_keys, wanted.values}, identity_features{}, pattern(), true, eps_, 1);
         });
         divide(in, of_keys);
         std::vector<index_t> queries_present, keys_present;
@@ -214,11 +178,51 @@ operation<T> focused(const std::shared_ptr<const convolved_drawn<T>>& d, const b
             keys_present.push_back(in.queries.shape().tokens > 0 ? present(in, b) : 0);
             queries_present.push_back(keys_present.back() > 0 ? in.queries.shape().tokens : 0);
         }
-        const auto sums = reference::sum_of<U, T>(in.keys, o.positional_encoding);
-        reference::focused_gradients<U, T>(in.queries, o.power, o.scale, std::as_const(of_queries).view(), queries_present, wanted.queries, of_scale);
-        reference::focused_gradients<U, T>(std::as_const(sums).view(), o.power, o.scale, std::as_const(of_keys).view(), keys_present, wanted.keys, of_scale);
+        const auto sums = reference::sum_of<U, T>(in.keys, tokens_.encoding);
+        reference::focused_gradients<U, T>(in.queries, drawn_->power, scale(), std::as_const(of_queries).view(), queries_present, wanted.queries, of_scale);
+        reference::focused_gradients<U, T>(std::as_const(sums).view(), drawn_->power, scale(), std::as_const(of_keys).view(), keys_present, wanted.keys, of_scale);
+    }
+
+    std::shared_ptr<const convolved_drawn<T>> drawn_;
+    by_token<T> tokens_;
+    double eps_;
+    bool is_focused_;
+    reference::grid grid_;
+};
+
+template <Scalar T, class Op>
+class convolved_operation final : public convolved_attention<T> {
+    Op op_;
+    static constexpr bool is_focused = requires(const Op& op) { op.power; };
+
+public:
+    convolved_operation(const Op& op, const std::shared_ptr<const convolved_drawn<T>>& drawn, index_t queries) : convolved_attention<T>(op, drawn, queries, is_focused), op_(op) {}
+
+    std::size_t backward_workspace_bytes(const input_shapes& s, index_t concurrency) const override { return op_.template backward_workspace_bytes<T>(s, concurrency); }
+    void backward(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given, const testing::wanted_gradients<T>& wanted,
+                  const execution& run) const override {
+        const auto named = this->named(wanted);
+        gradients_of<Op, T> all;
+        static_cast<input_gradients<T>&>(all) = wanted;
+        all.positional_encoding = named.encoding;
+        all.convolution = {named.input, named.weights, named.row(named.bias)};
+        if constexpr (is_focused) all.scale = named.row(named.scale);
+        attn::backward(op_, in, saved, given, all, run);
+    }
+
+private:
+    reference::detail::visible_pairs pattern() const override { return op_.pattern; }
+};
+
+template <Scalar T, class P>
+any_operation<T> convolved_of(bool is_focused, const std::shared_ptr<const convolved_drawn<T>>& d, const by_token<T>& tokens, const P& pattern, index_t queries) {
+    const auto with = [&]<class Op>(Op op) -> any_operation<T> {
+        op.convolution = tokens.convolution, op.pattern = pattern, op.positional_encoding = tokens.encoding, op.convolution_input = tokens.input;
+        return std::make_unique<convolved_operation<T, Op>>(op, d, queries);
     };
-    return convolved_operation<T>(d, op, queries, feature_error, {}, reads, find_gradients);
+    if constexpr (!std::same_as<P, causal>)
+        if (is_focused) return with(focused_linear_attention<P, T>{.power = d->power, .scale = d->scale});
+    return with(simplified_linear_attention<P, T>{});
 }
 
 } // namespace
@@ -268,10 +272,10 @@ trial<T> draw_convolved(draw& random) {
         return there ? x : T{0};
     });
     const std::shared_ptr<const convolved_drawn<T>> own = d;
-    const auto make = [own, kind, is_focused, s](const by_token<T>& tokens, index_t queries) {
-        if (kind == 3) return simplified<T>(own, tokens, causal{}, queries);
-        if (kind == 2) return is_focused ? focused<T>(own, tokens, lengths{own->length}, s, queries) : simplified<T>(own, tokens, lengths{own->length}, queries);
-        return is_focused ? focused<T>(own, tokens, dense{}, s, queries) : simplified<T>(own, tokens, dense{}, queries);
+    const auto make = [own, kind, is_focused](const by_token<T>& tokens, index_t queries) {
+        if (kind == 3) return convolved_of<T>(is_focused, own, tokens, causal{}, queries);
+        if (kind == 2) return convolved_of<T>(is_focused, own, tokens, lengths{own->length}, queries);
+        return convolved_of<T>(is_focused, own, tokens, dense{}, queries);
     };
     t.op = make({{d->weights.view(), d->bias, height, width, causal_kernel}, view_of(d->encoding), view_of(d->other_input)}, s.queries);
     // A cut is one of the grid's rows, and takes along those that the convolution reads.

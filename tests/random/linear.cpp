@@ -26,42 +26,43 @@ struct squares {
     }
 };
 
+/// Linear attention with lengths, which it may refer to.
 template <Scalar T, class F, Pattern P>
-operation<T> linear_operation(const linear_attention<F, P>& op, const std::shared_ptr<const std::vector<index_t>>& lengths) {
-    using op_type = linear_attention<F, P>;
-    struct owner {
-        op_type op;
-        std::shared_ptr<const std::vector<index_t>> lengths;
-    };
-    const auto own = std::make_shared<const owner>(owner{op, lengths});
-    auto result = operation_of<T>(std::shared_ptr<const op_type>(own, &own->op));
-    result.reference = [own](const inputs<double>& in, const outputs<double>& out) {
-        reference::linear_attention<double>(in, out, own->op.feature_map, own->op.pattern, own->op.normalise, own->op.eps, own->op.scale);
-    };
-    const linear_terms terms{.feature = [own](double x) { return static_cast<double>(own->op.feature_map(x)); },
-                             .sees = [own](index_t b, index_t h, index_t i, index_t j) -> bool { return attn::at(own->op.pattern, b, h).visible(i, j); },
-                             .normalise = op.normalise,
-                             .eps = op.eps,
-                             .scale = op.scale,
-                             .feature_error = 8 * unit_of<T>, // an exponential and a sum
-                             .unit = unit_of<T>,
-                             .least = static_cast<double>(std::numeric_limits<T>::min())};
-    const auto widened = [](const inputs<T>& in, const auto& then) {
-        const auto q = reference::widen(in.queries), k = reference::widen(in.keys), v = reference::widen(in.values);
-        then(inputs<double>{q, k, v, in.positions});
-    };
-    result.bounds = [=](const inputs<T>& in, const outputs<double>& bounds) {
-        widened(in, [&](const inputs<double>& wide) { linear_bounds(wide, bounds.values, terms); });
-    };
-    result.backward = [own](const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given, const testing::wanted_gradients<T>& wanted,
-                            const execution& run) { attn::backward(own->op, in, saved, given, wanted, run); };
-    result.backward_workspace_bytes = [own](const input_shapes& s, index_t concurrency) { return own->op.template backward_workspace_bytes<T>(s, concurrency); };
-    result.parameter_shapes = [](const input_shapes&) { return std::vector<shape>(); };
-    result.reference_gradients = [own](const inputs<bounded<T>>& in, const output_gradients<bounded<T>>& given,
-                                       const testing::wanted_gradients<bounded<T>>& wanted) {
-        reference::linear_gradients<bounded<T>>(in, given.values, wanted, own->op.feature_map, own->op.pattern, own->op.normalise, own->op.eps, own->op.scale);
-    };
-    return result;
+class linear_operation final : public operation<T> {
+    linear_attention<F, P> op_;
+    std::shared_ptr<const std::vector<index_t>> lengths_;
+
+public:
+    linear_operation(const linear_attention<F, P>& op, const std::shared_ptr<const std::vector<index_t>>& lengths) : operation<T>(op), op_(op), lengths_(lengths) {}
+
+    void reference(const inputs<double>& in, const outputs<double>& out) const override {
+        reference::linear_attention<double>(in, out, op_.feature_map, op_.pattern, op_.normalise, op_.eps, op_.scale);
+    }
+    void bounds(const inputs<double>& in, const outputs<double>& bounds) const override {
+        linear_bounds(in, bounds.values,
+                      {.feature = [this](double x) { return static_cast<double>(op_.feature_map(x)); },
+                       .sees = reference::detail::visible_pairs(op_.pattern),
+                       .normalise = op_.normalise,
+                       .eps = op_.eps,
+                       .scale = op_.scale,
+                       .feature_error = 8 * unit_of<T>, // an exponential and a sum
+                       .unit = unit_of<T>,
+                       .least = static_cast<double>(std::numeric_limits<T>::min())});
+    }
+    std::size_t backward_workspace_bytes(const input_shapes& s, index_t concurrency) const override { return op_.template backward_workspace_bytes<T>(s, concurrency); }
+    void backward(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given, const testing::wanted_gradients<T>& wanted,
+                  const execution& run) const override {
+        attn::backward(op_, in, saved, given, wanted, run);
+    }
+    void reference_gradients(const inputs<bounded<T>>& in, const output_gradients<bounded<T>>& given,
+                             const testing::wanted_gradients<bounded<T>>& wanted) const override {
+        reference::linear_gradients<bounded<T>>(in, given.values, wanted, op_.feature_map, op_.pattern, op_.normalise, op_.eps, op_.scale);
+    }
+};
+
+template <Scalar T, class F, Pattern P>
+any_operation<T> linear_of(const linear_attention<F, P>& op, const std::shared_ptr<const std::vector<index_t>>& lengths) {
+    return std::make_unique<linear_operation<T, F, P>>(op, lengths);
 }
 
 /// What a problem with a map of whole vectors refers to.
@@ -71,41 +72,38 @@ struct vector_operands {
     std::vector<index_t> lengths;
 };
 template <Scalar T, VectorFeatureMap F, Pattern P>
-operation<T> vector_operation(const linear_attention<F, P>& op, const std::shared_ptr<const vector_operands<T>>& operands) {
-    using op_type = linear_attention<F, P>;
-    struct owner {
-        op_type op;
-        std::shared_ptr<const vector_operands<T>> operands;
-    };
-    const auto own = std::make_shared<const owner>(owner{op, operands});
-    constexpr bool causal_too = std::same_as<P, both<causal, lengths>>;
-    auto result = operation_of<T>(std::shared_ptr<const op_type>(own, &own->op));
-    result.reference = [own](const inputs<double>& in, const outputs<double>& out) {
-        reference::vector_linear_attention<double>(in, out, own->op.feature_map, own->op.pattern, causal_too, own->op.normalise, own->op.eps, own->op.scale);
-    };
-    result.bounds = [own](const inputs<T>& in, const outputs<double>& bounds) {
-        const auto wide = [](const auto& from) {
-            tensor<bounded<T>> to(from.shape());
-            attn::detail::for_each_number(from.shape(), [&](index_t b, index_t h, index_t i, index_t c) { to(b, h, i, c) = static_cast<double>(from(b, h, i, c)); });
-            return to;
-        };
-        const auto q = wide(in.queries), k = wide(in.keys), v = wide(in.values);
+class vector_operation final : public operation<T> {
+    static constexpr bool causal_too = std::same_as<P, both<causal, lengths>>;
+    linear_attention<F, P> op_;
+    std::shared_ptr<const vector_operands<T>> operands_;
+
+public:
+    vector_operation(const linear_attention<F, P>& op, const std::shared_ptr<const vector_operands<T>>& operands) : operation<T>(op), op_(op), operands_(operands) {}
+
+    void reference(const inputs<double>& in, const outputs<double>& out) const override { define(in, out); }
+    void bounds(const inputs<double>& in, const outputs<double>& bounds) const override {
+        const auto copy = [](const stored_view<const double>& from) { return bounded_copy<T, double>(from.numbers()); };
+        const auto q = copy(in.queries), k = copy(in.keys), v = copy(in.values);
         tensor<bounded<T>> out(bounds.values.shape());
-        reference::vector_linear_attention<bounded<T>>({q, k, v, in.positions}, outputs<bounded<T>>{out}, own->op.feature_map, own->op.pattern, causal_too, own->op.normalise,
-                                                       own->op.eps, own->op.scale);
+        define(inputs<bounded<T>>{q, k, v, in.positions}, outputs<bounded<T>>{out});
         attn::detail::for_each_number(out.shape(), [&](index_t b, index_t h, index_t i, index_t c) { bounds.values(b, h, i, c) = out(b, h, i, c).error(); });
-    };
-    result.backward = [own](const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given, const testing::wanted_gradients<T>& wanted,
-                            const execution& run) { attn::backward(own->op, in, saved, given, wanted, run); };
-    result.backward_workspace_bytes = [own](const input_shapes& s, index_t concurrency) { return own->op.template backward_workspace_bytes<T>(s, concurrency); };
-    result.parameter_shapes = [](const input_shapes&) { return std::vector<shape>(); };
-    result.reference_gradients = [own](const inputs<bounded<T>>& in, const output_gradients<bounded<T>>& given,
-                                       const testing::wanted_gradients<bounded<T>>& wanted) {
-        reference::vector_linear_gradients<bounded<T>>(in, given.values, wanted, own->op.feature_map, own->op.pattern, causal_too, own->op.normalise, own->op.eps,
-                                                       own->op.scale);
-    };
-    return result;
-}
+    }
+    std::size_t backward_workspace_bytes(const input_shapes& s, index_t concurrency) const override { return op_.template backward_workspace_bytes<T>(s, concurrency); }
+    void backward(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given, const testing::wanted_gradients<T>& wanted,
+                  const execution& run) const override {
+        attn::backward(op_, in, saved, given, wanted, run);
+    }
+    void reference_gradients(const inputs<bounded<T>>& in, const output_gradients<bounded<T>>& given,
+                             const testing::wanted_gradients<bounded<T>>& wanted) const override {
+        reference::vector_linear_gradients<bounded<T>>(in, given.values, wanted, op_.feature_map, op_.pattern, causal_too, op_.normalise, op_.eps, op_.scale);
+    }
+
+private:
+    template <class U>
+    void define(const inputs<U>& in, const outputs<U>& out) const {
+        reference::vector_linear_attention<U>(in, out, op_.feature_map, op_.pattern, causal_too, op_.normalise, op_.eps, op_.scale);
+    }
+};
 
 } // namespace
 
@@ -122,14 +120,14 @@ trial<T> draw_linear_vectors(draw& random) {
     const auto features = 1 + random.size(80), reach = random.number(t.size.keys + t.size.queries + 1, 100000);
     const auto seed = static_cast<std::uint64_t>(random.number(0, 1000));
     const auto eps = random.one_in(3) ? random.real(1e-3, 1) : 1e-6;
-    const auto make = [=, channels = t.size.key_dim](index_t batch, index_t batches) -> operation<T> {
+    const auto make = [=, channels = t.size.key_dim](index_t batch, index_t batches) -> any_operation<T> {
         auto own = std::make_shared<vector_operands<T>>();
         own->lengths = {length.data() + batch, length.data() + batch + batches};
         if (!is_performer)
-            return vector_operation<T>(linear_attention<cosformer_features, both<causal, lengths>>{.feature_map = {reach}, .pattern = causal{} & lengths{own->lengths}, .eps = eps}, own);
+            return std::make_unique<vector_operation<T, cosformer_features, both<causal, lengths>>>(linear_attention<cosformer_features, both<causal, lengths>>{.feature_map = {reach}, .pattern = causal{} & lengths{own->lengths}, .eps = eps}, own);
         own->directions = tensor<T>({1, 1, features, channels});
         fill_orthogonal_directions(own->directions.view(), seed);
-        return vector_operation<T>(linear_attention<performer_features<T>, lengths>{.feature_map = {own->directions}, .pattern = {own->lengths}, .eps = eps}, own);
+        return std::make_unique<vector_operation<T, performer_features<T>, lengths>>(linear_attention<performer_features<T>, lengths>{.feature_map = {own->directions}, .pattern = {own->lengths}, .eps = eps}, own);
     };
     t.name = is_performer ? "performer, " + std::to_string(features) + " features, lengths" : "cosformer " + std::to_string(reach) + ", causal & lengths";
     t.op = make(0, t.size.batch);
@@ -150,19 +148,19 @@ trial<T> draw_linear(draw& random) {
     for (index_t b = 0; b < t.size.batch; ++b) length->push_back(to_a_key());
     const auto ahead = to_a_key();
     const auto eps = random.one_in(3) ? random.real(1e-3, 1) : 1e-6;
-    const auto make = [=](index_t batch, index_t batches) -> operation<T> {
+    const auto make = [=](index_t batch, index_t batches) -> any_operation<T> {
         const auto own = std::make_shared<const std::vector<index_t>>(length->data() + batch, length->data() + batch + batches);
         switch (kind) {
         case 0:
-            return linear_operation<T>(linear_attention<>{.eps = eps}, own);
+            return linear_of<T>(linear_attention<>{.eps = eps}, own);
         case 1:
-            return linear_operation<T>(linear_attention<relu, causal>{.eps = eps}, own);
+            return linear_of<T>(linear_attention<relu, causal>{.eps = eps}, own);
         case 2:
-            return linear_operation<T>(linear_attention<elu_plus_one, both<causal, lengths>>{.pattern = causal{} & lengths{*own}, .eps = eps}, own);
+            return linear_of<T>(linear_attention<elu_plus_one, both<causal, lengths>>{.pattern = causal{} & lengths{*own}, .eps = eps}, own);
         case 3:
-            return linear_operation<T>(linear_attention<squares, lengths>{.pattern = {*own}, .eps = eps}, own);
+            return linear_of<T>(linear_attention<squares, lengths>{.pattern = {*own}, .eps = eps}, own);
         default:
-            return linear_operation<T>(
+            return linear_of<T>(
                 linear_attention<identity_features, prefix>{.pattern = {ahead}, .normalise = false, .scale = eps}, own);
         }
     };

@@ -26,14 +26,15 @@ void linear_bounds(const inputs<double>& in, const tensor_view<double>& bounds, 
     const auto relative = t.unit * static_cast<double>(m + d_k + 16) + 2 * t.feature_error;
     std::vector<double> sums(static_cast<std::size_t>(d_v)), magnitudes(sums.size());
     for (index_t b = 0; b < batch; ++b)
-        for (index_t h = 0; h < heads; ++h)
+        for (index_t h = 0; h < heads; ++h) {
+            const auto g = h / (heads / kv_heads);
+            const auto sees = t.sees(b, h);
             for (index_t i = 0; i < n; ++i) {
-                const auto g = h / (heads / kv_heads);
                 std::ranges::fill(sums, 0);
                 std::ranges::fill(magnitudes, 0);
                 double weights = 0, weight_magnitudes = 0;
                 for (index_t j = 0; j < m; ++j) {
-                    if (!t.sees(b, h, in.positions.first_query[b] + i, in.positions.first_key[b] + j)) continue;
+                    if (!sees(in.positions.first_query[b] + i, in.positions.first_key[b] + j)) continue;
                     double weight = 0, magnitude = 0;
                     for (index_t c = 0; c < d_k; ++c) {
                         weight += q(b, h, i, c) * k(b, g, j, c);
@@ -61,6 +62,7 @@ void linear_bounds(const inputs<double>& in, const tensor_view<double>& bounds, 
                                                                 : std::numeric_limits<double>::infinity();
                 }
             }
+        }
 }
 
 void add_convolution_bounds(const tensor_view<const double>& x, const tensor_view<const double>& result, const tensor_view<double>& bounds,

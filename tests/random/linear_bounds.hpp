@@ -10,7 +10,7 @@ namespace attn::fuzz {
 /// Linear attention as its formula reads, in all that its rounding depends on.
 struct linear_terms {
     std::function<double(double)> feature; ///< none: queries and keys are features
-    std::function<bool(index_t batch, index_t head, index_t query, index_t key)> sees;
+    std::function<std::function<bool(index_t query, index_t key)>(index_t batch, index_t head)> sees;
     bool normalise = true;
     double eps = 0, scale = 1;
     double feature_error = 0; ///< relative, of each feature

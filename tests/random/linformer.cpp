@@ -23,6 +23,10 @@ struct drawn_projection {
     index_t projected = 0;
 
     tensor_view<const T> bias_view() const { return bias.data() ? bias.view() : tensor_view<const T>(); }
+    template <class P>
+    P as() const {
+        return {weights.view(), bias_view()};
+    }
 };
 
 tensor<double> without_signs(const tensor<double>& from) {
@@ -112,86 +116,111 @@ projected_tensor project_all(projected_by how, const drawn_projection<T>& d, con
     return to;
 }
 
-template <Scalar T, class E, class F>
-struct linformer_owner {
+/// The parameters of one problem.
+template <Scalar T>
+struct linformer_drawn {
     std::shared_ptr<const pattern_tree> tree;
     drawn_projection<T> keys, values;
-    projected_by keys_by, values_by;
-    std::optional<linformer_attention<E, F, random_pattern>> op = {};
+    projected_by keys_by = projected_by::matrix, values_by = projected_by::matrix;
+    std::optional<double> scale;
+    index_t rows = 0;
+
+    random_pattern pattern() const { return {tree.get()}; }
 };
 
-/// The gradients of weights and bias, of those that the projections have.
-template <class U>
-auto named_of_linformer(const auto& own, const testing::wanted_gradients<U>& wanted) {
-    std::size_t number = 0;
-    const auto take = [&](const auto& t) { return t.data() ? wanted.parameter(number++) : tensor_view<U>(); };
-    using both = std::array<tensor_view<U>, 2>;
-    const both of_keys{take(own.keys.weights), take(own.keys.bias)};
-    return std::pair(of_keys, both{take(own.values.weights), take(own.values.bias)});
-}
+/// Linformer with parameters: what is asked of it whatever its projections are.
+template <Scalar T>
+class drawn_linformer : public operation<T> {
+public:
+    drawn_linformer(const Attention auto& op, const std::shared_ptr<const linformer_drawn<T>>& drawn) : operation<T>(op), drawn_(drawn) {}
 
-template <Scalar T, class E, class F>
-operation<T> linformer_operation(const std::shared_ptr<const linformer_owner<T, E, F>>& own, index_t rows) {
-    using op_type = linformer_attention<E, F, random_pattern>;
-    auto result = operation_of<T>(std::shared_ptr<const op_type>(own, &*own->op));
-    result.reference = [own](const inputs<double>& in, const outputs<double>& out) {
+    void reference(const inputs<double>& in, const outputs<double>& out) const override {
         reference::linformer<double>(
-            in, out, [&](const auto& x) { return define(own->keys_by, own->keys, x); },
-            [&](const auto& x) { return define(own->values_by, own->values, x); }, own->op->scale, own->op->pattern);
-    };
-    result.bounds = [own, rows](const inputs<T>& in, const outputs<double>& bounds) {
-        const auto q = reference::widen(in.queries), k = reference::widen(in.keys), v = reference::widen(in.values);
+            in, out, [&](const auto& x) { return define(drawn_->keys_by, drawn_->keys, x); },
+            [&](const auto& x) { return define(drawn_->values_by, drawn_->values, x); }, drawn_->scale, drawn_->pattern());
+    }
+    void bounds(const inputs<double>& in, const outputs<double>& bounds) const override {
         std::vector<bool> visible;
-        for (index_t b = 0; b < k.shape().batch; ++b)
-            for (index_t j = 0; j < k.shape().tokens; ++j)
-                visible.push_back(attn::at(own->op->pattern, b, 0).visible(in.positions.first_query[b], in.positions.first_key[b] + j));
-        const auto keys = project_all(own->keys_by, own->keys, k, visible, rows), values = project_all(own->values_by, own->values, v, visible, rows);
-        const auto kv_heads = k.shape().heads, group = kv_heads > 0 ? q.shape().heads / kv_heads : 1;
-        softmax_terms terms{.scale = own->op->scale.value_or(1 / std::sqrt(static_cast<double>(q.shape().channels))),
-                            .sees = [&](index_t b, index_t h, index_t, index_t r) -> bool {
-                                const auto at = static_cast<std::size_t>((b * kv_heads + h / group) * rows + r);
-                                return keys.present[at] && values.present[at];
+        for (index_t b = 0; b < in.keys.shape().batch; ++b)
+            for (index_t j = 0; j < in.keys.shape().tokens; ++j)
+                visible.push_back(drawn_->pattern().at(b, 0).visible(in.positions.first_query[b], in.positions.first_key[b] + j));
+        const auto rows = drawn_->rows;
+        const auto keys = project_all(drawn_->keys_by, drawn_->keys, reference::widen(in.keys), visible, rows),
+                   values = project_all(drawn_->values_by, drawn_->values, reference::widen(in.values), visible, rows);
+        const auto kv_heads = in.keys.shape().heads, group = kv_heads > 0 ? in.queries.shape().heads / kv_heads : 1;
+        softmax_terms terms{.scale = drawn_->scale.value_or(1 / std::sqrt(static_cast<double>(in.queries.shape().channels))), .sees = [&](index_t b, index_t h) {
+                                return [&, first = (b * kv_heads + h / group) * rows](index_t, index_t r) -> bool {
+                                    const auto at = static_cast<std::size_t>(first + r);
+                                    return keys.present[at] && values.present[at];
+                                };
                             }};
         terms.key_error = &keys.errors;
         terms.value_error = &values.errors;
         terms.unit = unit_of<T>;
         terms.least = static_cast<double>(std::numeric_limits<T>::min());
-        softmax_bounds({q, keys.numbers, values.numbers, {}}, bounds, terms);
-    };
-    result.backward = [own](const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given, const testing::wanted_gradients<T>& wanted,
-                            const execution& run) {
+        softmax_bounds({in.queries, keys.numbers, values.numbers, {}}, bounds, terms);
+    }
+    std::vector<shape> parameter_shapes(const input_shapes&) const override {
+        std::vector<shape> shapes;
+        for (const auto* of : {&drawn_->keys, &drawn_->values})
+            for (const auto* t : {&of->weights, &of->bias})
+                if (t->data()) shapes.push_back(t->shape());
+        return shapes;
+    }
+    void reference_gradients(const inputs<bounded<T>>& in, const output_gradients<bounded<T>>& given,
+                             const testing::wanted_gradients<bounded<T>>& wanted) const override {
+        const auto [of_keys, of_values] = named(wanted);
+        reference::linformer_gradients<bounded<T>>(
+            in, given, wanted, [&](const auto& x) { return define(drawn_->keys_by, drawn_->keys, x); },
+            [&](const auto& x) { return define(drawn_->values_by, drawn_->values, x); },
+            [&, of = of_keys](const auto& x, const auto& of_rows, const auto& of_x) { define_gradients(drawn_->keys_by, drawn_->keys, x, of_rows, of_x, of); },
+            [&, of = of_values](const auto& x, const auto& of_rows, const auto& of_x) { define_gradients(drawn_->values_by, drawn_->values, x, of_rows, of_x, of); },
+            drawn_->scale, drawn_->pattern());
+    }
+
+protected:
+    /// The gradients of weights and bias of either projection, of those that they have.
+    template <class U>
+    std::pair<std::array<tensor_view<U>, 2>, std::array<tensor_view<U>, 2>> named(const testing::wanted_gradients<U>& wanted) const {
+        std::size_t number = 0;
+        const auto take = [&](const auto& t) { return t.data() ? wanted.parameter(number++) : tensor_view<U>(); };
+        using both = std::array<tensor_view<U>, 2>;
+        const both of_keys{take(drawn_->keys.weights), take(drawn_->keys.bias)};
+        return {of_keys, both{take(drawn_->values.weights), take(drawn_->values.bias)}};
+    }
+
+private:
+    std::shared_ptr<const linformer_drawn<T>> drawn_;
+};
+
+template <Scalar T, class E, class F>
+class linformer_operation final : public drawn_linformer<T> {
+    using op_type = linformer_attention<E, F, random_pattern>;
+    op_type op_;
+
+public:
+    linformer_operation(const op_type& op, const std::shared_ptr<const linformer_drawn<T>>& drawn) : drawn_linformer<T>(op, drawn), op_(op) {}
+
+    std::size_t backward_workspace_bytes(const input_shapes& s, index_t concurrency) const override { return op_.template backward_workspace_bytes<T>(s, concurrency); }
+    void backward(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given, const testing::wanted_gradients<T>& wanted,
+                  const execution& run) const override {
         gradients_of<op_type, T> all;
         static_cast<input_gradients<T>&>(all) = wanted;
-        const auto [of_keys, of_values] = named_of_linformer(*own, wanted);
+        const auto [of_keys, of_values] = this->named(wanted);
         const auto name = [](auto& to, const std::array<tensor_view<T>, 2>& of) {
             if constexpr (requires { to.matrix; }) to = {of[0], of[1]};
             if constexpr (requires { to.weights; }) to = {of[0], of[1]};
         };
         name(all.key_projection, of_keys);
         name(all.value_projection, of_values);
-        attn::backward(*own->op, in, saved, given, all, run);
-    };
-    result.backward_workspace_bytes = [own](const input_shapes& s, index_t concurrency) {
-        return own->op->template backward_workspace_bytes<T>(s, concurrency);
-    };
-    result.parameter_shapes = [own](const input_shapes&) {
-        std::vector<shape> shapes;
-        for (const auto* of : {&own->keys, &own->values})
-            for (const auto* t : {&of->weights, &of->bias})
-                if (t->data()) shapes.push_back(t->shape());
-        return shapes;
-    };
-    result.reference_gradients = [own](const inputs<bounded<T>>& in, const output_gradients<bounded<T>>& given,
-                                       const testing::wanted_gradients<bounded<T>>& wanted) {
-        const auto [of_keys, of_values] = named_of_linformer(*own, wanted);
-        reference::linformer_gradients<bounded<T>>(
-            in, given, wanted, [&](const auto& x) { return define(own->keys_by, own->keys, x); },
-            [&](const auto& x) { return define(own->values_by, own->values, x); },
-            [&, of = of_keys](const auto& x, const auto& of_rows, const auto& of_x) { define_gradients(own->keys_by, own->keys, x, of_rows, of_x, of); },
-            [&, of = of_values](const auto& x, const auto& of_rows, const auto& of_x) { define_gradients(own->values_by, own->values, x, of_rows, of_x, of); },
-            own->op->scale, own->op->pattern);
-    };
-    return result;
+        attn::backward(op_, in, saved, given, all, run);
+    }
+};
+
+template <Scalar T, class E, class F>
+any_operation<T> linformer_of(const std::shared_ptr<const linformer_drawn<T>>& d, const E& of_keys, const F& of_values) {
+    return std::make_unique<linformer_operation<T, E, F>>(
+        linformer_attention<E, F, random_pattern>{.key_projection = of_keys, .value_projection = of_values, .scale = d->scale, .pattern = d->pattern()}, d);
 }
 
 } // namespace
@@ -206,34 +235,24 @@ trial<T> draw_linformer(draw& random) {
     const auto number = [&] { return random.real(-1, 1); };
     const auto heads = [&] { return random.one_in(2) ? std::max<index_t>(1, s.kv_heads) : 1; };
     const std::optional<double> scale = random.one_in(4) ? std::optional(random.real(-1, 1)) : std::nullopt;
-    index_t rows = random.number(1, std::max<index_t>(2, std::min<index_t>(s.keys, 150)));
+    const auto own = std::make_shared<linformer_drawn<T>>();
+    own->tree = tree;
+    own->scale = scale;
+    auto& rows = own->rows = random.number(1, std::max<index_t>(2, std::min<index_t>(s.keys, 150)));
     const auto kind = random.number(0, 2);
     if (kind == 0) {
-        using matrix = linear_projection<T>;
-        auto own = std::make_shared<linformer_owner<T, matrix, matrix>>();
         own->keys_by = own->values_by = projected_by::matrix;
         for (auto* d : {&own->keys, &own->values}) {
             d->weights = filled<T>({1, heads(), rows, s.keys + random.number(0, 3)}, number);
             if (random.one_in(2)) d->bias = filled<T>({1, heads(), rows, 1}, number);
         }
-        own->tree = tree;
-        own->op.emplace(linformer_attention<matrix, matrix, random_pattern>{.key_projection = {own->keys.weights.view(), own->keys.bias_view()},
-                                                                            .value_projection = {own->values.weights.view(), own->values.bias_view()},
-                                                                            .scale = scale,
-                                                                            .pattern = {tree.get()}});
-        t.op = linformer_operation<T, matrix, matrix>(own, rows);
+        using matrix = linear_projection<T>;
+        t.op = linformer_of<T>(own, own->keys.template as<matrix>(), own->values.template as<matrix>());
     } else if (kind == 1) {
-        auto own = std::make_shared<linformer_owner<T, mean_pooling, max_pooling>>();
         own->keys_by = projected_by::mean, own->values_by = projected_by::largest;
         own->keys.projected = own->values.projected = rows;
-        own->tree = tree;
-        own->op.emplace(linformer_attention<mean_pooling, max_pooling, random_pattern>{
-            .key_projection = {rows}, .value_projection = {rows}, .scale = scale, .pattern = {tree.get()}});
-        t.op = linformer_operation<T, mean_pooling, max_pooling>(own, rows);
+        t.op = linformer_of<T>(own, mean_pooling{rows}, max_pooling{rows});
     } else {
-        using channels = channel_convolution<T>;
-        using mixing = mixing_convolution<T>;
-        auto own = std::make_shared<linformer_owner<T, channels, mixing>>();
         own->keys_by = projected_by::channels, own->values_by = projected_by::mixing;
         const auto kernel = random.number(1, 9);
         rows = s.keys / kernel;
@@ -241,12 +260,7 @@ trial<T> draw_linformer(draw& random) {
         own->values.weights = filled<T>({kernel, heads(), s.value_dim, s.value_dim}, number);
         if (random.one_in(2)) own->keys.bias = filled<T>({1, heads(), 1, s.key_dim}, number);
         if (random.one_in(2)) own->values.bias = filled<T>({1, heads(), 1, s.value_dim}, number);
-        own->tree = tree;
-        own->op.emplace(linformer_attention<channels, mixing, random_pattern>{.key_projection = {own->keys.weights.view(), own->keys.bias_view()},
-                                                                              .value_projection = {own->values.weights.view(), own->values.bias_view()},
-                                                                              .scale = scale,
-                                                                              .pattern = {tree.get()}});
-        t.op = linformer_operation<T, channels, mixing>(own, rows);
+        t.op = linformer_of<T>(own, own->keys.template as<channel_convolution<T>>(), own->values.template as<mixing_convolution<T>>());
     }
     static constexpr const char* names[] = {"matrices", "mean and largest", "convolutions"};
     t.name = std::string(names[kind]) + " to " + std::to_string(rows) + " rows; " + tree->name();

@@ -33,15 +33,15 @@ outcome attempt(draw& random) {
     outcome result{describe(d.size) + "; tree " + d.tree->name() + "; cut at key " + std::to_string(cut), {}};
 
     const auto op = softmax_plain(softmax_kind::composed, d, {0, d.size.batch, 0, d.size.heads});
-    auto ours = some_keys<T>(op, in, 0, cut);
-    auto later = some_keys<T>(op, in, cut, d.size.keys - cut);
+    auto ours = some_keys<T>(*op, in, 0, cut);
+    auto later = some_keys<T>(*op, in, cut, d.size.keys - cut);
     merge(ours.out(), later.out());
 
     const auto s = shapes_of(inputs<T>(in));
-    auto exact = testing::no_answer<double>(op.output_shape(s), true), bounds = testing::no_answer<double>(op.output_shape(s), true);
+    auto exact = testing::no_answer<double>(op->output_shape(s), true), bounds = testing::no_answer<double>(op->output_shape(s), true);
     const auto q = reference::widen(in.queries.view()), k = reference::widen(in.keys.view()), v = reference::widen(in.values.view());
-    op.reference({q, k, v, in.positions}, exact.out());
-    op.bounds(in, bounds.out());
+    op->reference({q, k, v, in.positions}, exact.out());
+    op->bounds({q, k, v, in.positions}, bounds.out());
     // Each half's weight is wrong by what its log_sum_exp is, and all is rounded a few times more.
     const auto largest = testing::largest_magnitude(v);
     for (index_t e = 0; e < exact.values.shape().size(); ++e) {

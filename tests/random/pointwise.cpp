@@ -21,77 +21,72 @@ struct drawn_weight {
     }
 };
 
-/// Its gradients: that of a sigmoid's bias, and of a score function's; those that it has, in this order.
-template <Scalar T, class U, class Op>
-struct named_pointwise_gradients {
-    score_gradients<decltype(Op::weight), U> weight;
-    score_gradients<decltype(Op::score), U> score;
+template <Scalar T, PointwiseWeight F, Pattern P, ScoreFunction S>
+class pointwise_operation final : public operation<T> {
+    using op_type = pointwise_attention<F, P, S>;
+    using number = bounded<T>;
+    op_type op_;
 
-    named_pointwise_gradients(const Op& op, const testing::wanted_gradients<U>& wanted) {
-        std::size_t number = 0;
-        if constexpr (requires { weight.bias; }) weight.bias = wanted.parameter(number++);
-        for_bias<T>(op.score, score, [&](const auto&, auto& own) { own.bias = wanted.parameter(number); });
+public:
+    explicit pointwise_operation(const op_type& op) : operation<T>(op), op_(op) {}
+
+    void reference(const inputs<double>& in, const outputs<double>& out) const override {
+        const auto values = out.values.numbers();
+        attn::detail::fill_zero(values);
+        reference::pointwise<double>(in, values, op_.weight, scale(in.queries.shape()), op_.score, op_.pattern);
+    }
+    void bounds(const inputs<double>& in, const outputs<double>& bounds) const override {
+        const auto copy = [](const stored_view<const double>& from) { return bounded_copy<T, double>(from.numbers()); };
+        const auto q = copy(in.queries), k = copy(in.keys), v = copy(in.values);
+        tensor<number> out(bounds.values.shape());
+        reference::pointwise<number>({q, k, v, in.positions}, out.view(), op_.weight, scale(q.shape()), op_.score, op_.pattern);
+        attn::detail::for_each_number(out.shape(), [&](index_t b, index_t h, index_t i, index_t c) { bounds.values(b, h, i, c) = out(b, h, i, c).error(); });
+    }
+    std::vector<shape> parameter_shapes(const input_shapes&) const override {
+        std::vector<shape> shapes;
+        op_.check_gradients({}, gradients_of<op_type, T>{}, [&](const char*, const tensor_view<T>&, const shape& each) { shapes.push_back(each); });
+        return shapes;
+    }
+    std::size_t backward_workspace_bytes(const input_shapes& s, index_t concurrency) const override { return op_.template backward_workspace_bytes<T>(s, concurrency); }
+    void backward(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& d_out, const testing::wanted_gradients<T>& wanted,
+                  const execution& run) const override {
+        attn::backward(op_, in, saved, d_out, {{wanted.queries, wanted.keys, wanted.values}, of_weight(wanted), of_score(wanted)}, run);
+    }
+    void reference_gradients(const inputs<number>& in, const output_gradients<number>& d_out, const testing::wanted_gradients<number>& wanted) const override {
+        const auto add = [&, of = of_score(wanted)](index_t b, index_t h, index_t i, index_t j, const number& x, const number& ds, const number& s, const number& dw) {
+            reference::detail::add_parameters(op_.score, of, {b, h, i, j}, x, ds);
+            if constexpr (has_parameter)
+                if (const auto bias = of_weight(wanted).bias; bias.data()) bias(0, 0, 0, 0) += dw * op_.weight.derivative(s);
+        };
+        reference::pointwise_gradients<number>(in, d_out.values, wanted, op_.weight, scale(in.queries.shape()), op_.score, op_.pattern, add);
+    }
+
+private:
+    static constexpr bool has_parameter = std::same_as<F, sigmoid>;
+
+    double scale(const shape& queries) const { return attn::detail::score_scale<double>(op_.scale, queries.channels); }
+    // The gradients of its parameters: that of a sigmoid's bias, and of a score function's; those that it has, in this order.
+    template <class U>
+    static score_gradients<F, U> of_weight(const testing::wanted_gradients<U>& wanted) {
+        score_gradients<F, U> all;
+        if constexpr (has_parameter) all.bias = wanted.parameter(0);
+        return all;
+    }
+    template <class U>
+    score_gradients<S, U> of_score(const testing::wanted_gradients<U>& wanted) const {
+        return with_bias<T, U>(op_.score, wanted.parameter(has_parameter));
     }
 };
 
-template <Scalar T, PointwiseWeight F, Pattern P, ScoreFunction S>
-operation<T> pointwise_operation(const softmax_drawn<T>& drawn, const F& weight, const P& pattern, const S& score) {
-    using op_type = pointwise_attention<F, P, S>;
-    struct owner {
-        softmax_drawn<T> drawn; ///< which keeps what the operator refers to
-        op_type op;
-    };
-    const auto own = std::make_shared<const owner>(owner{drawn, op_type{.weight = weight, .scale = drawn.scale, .pattern = pattern, .score = score}});
-    auto result = operation_of<T>(std::shared_ptr<const op_type>(own, &own->op));
-    result.reference = [own](const inputs<double>& in, const outputs<double>& out) {
-        const auto values = out.values.numbers();
-        attn::detail::fill_zero(values);
-        reference::pointwise<double>(in, values, own->op.weight, attn::detail::score_scale<double>(own->op.scale, in.queries.shape().channels), own->op.score, own->op.pattern);
-    };
-    result.bounds = [own](const inputs<T>& in, const outputs<double>& bounds) {
-        const auto copy = [](const stored_view<const T>& from) { return bounded_copy<T>(from.numbers()); };
-        const auto q = copy(in.queries), k = copy(in.keys), v = copy(in.values);
-        tensor<bounded<T>> out(bounds.values.shape());
-        reference::pointwise<bounded<T>>({q, k, v, in.positions}, out.view(), own->op.weight, attn::detail::score_scale<double>(own->op.scale, in.queries.shape().channels), own->op.score,
-                                         own->op.pattern);
-        const auto [batch, heads, n, d_v] = out.shape();
-        for (index_t b = 0; b < batch; ++b)
-            for (index_t h = 0; h < heads; ++h)
-                for (index_t i = 0; i < n; ++i)
-                    for (index_t c = 0; c < d_v; ++c) bounds.values(b, h, i, c) = out(b, h, i, c).error();
-    };
-    result.backward = [own](const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& d_out, const testing::wanted_gradients<T>& wanted,
-                            const execution& run) {
-        const named_pointwise_gradients<T, T, op_type> named(own->op, wanted);
-        attn::backward(own->op, in, saved, d_out, {{wanted.queries, wanted.keys, wanted.values}, named.weight, named.score}, run);
-    };
-    result.backward_workspace_bytes = [own](const input_shapes& s, index_t concurrency) { return own->op.template backward_workspace_bytes<T>(s, concurrency); };
-    result.parameter_shapes = [own](const input_shapes&) {
-        std::vector<shape> shapes;
-        own->op.check_gradients({}, gradients_of<op_type, T>{}, [&](const char*, const tensor_view<T>&, const shape& each) { shapes.push_back(each); });
-        return shapes;
-    };
-    result.reference_gradients = [own](const inputs<bounded<T>>& in, const output_gradients<bounded<T>>& d_out,
-                                       const testing::wanted_gradients<bounded<T>>& wanted) {
-        const auto& op = own->op;
-        const named_pointwise_gradients<T, bounded<T>, op_type> named(op, wanted);
-        using number = bounded<T>;
-        reference::pointwise_gradients<number>(in, d_out.values, wanted, op.weight, attn::detail::score_scale<double>(op.scale, in.queries.shape().channels), op.score, op.pattern,
-                                               [&](index_t b, index_t h, index_t i, index_t j, const number& x, const number& ds, const number& s, const number& dw) {
-            reference::detail::add_parameters(op.score, named.score, {b, h, i, j}, x, ds);
-            if constexpr (std::same_as<F, sigmoid>)
-                if (named.weight.bias.data()) named.weight.bias(0, 0, 0, 0) += dw * op.weight.derivative(s);
-        });
-    };
-    return result;
-}
-
 template <Scalar T>
-operation<T> pointwise_of(bool has_bias, const sigmoid* parameter, const drawn_weight& other, const softmax_drawn<T>& d, const slice& s) {
-    const auto pattern = d.tree_of(s) | d.stepped_of(s);
-    if (has_bias) return pointwise_operation<T>(d, other, pattern, d.bias_of(s));
-    if (parameter) return pointwise_operation<T>(d, *parameter, pattern, identity_score{});
-    return pointwise_operation<T>(d, other, pattern, identity_score{});
+any_operation<T> pointwise_of(bool has_bias, const sigmoid* parameter, const drawn_weight& other, const softmax_drawn<T>& d, const slice& s) {
+    const auto make = [&]<class F, class S>(const F& weight, const S& score) -> any_operation<T> {
+        using P = decltype(d.tree_of(s) | d.stepped_of(s));
+        return std::make_unique<pointwise_operation<T, F, P, S>>(
+            pointwise_attention<F, P, S>{.weight = weight, .scale = d.scale, .pattern = d.tree_of(s) | d.stepped_of(s), .score = score});
+    };
+    if (has_bias) return make(other, d.bias_of(s));
+    return parameter ? make(*parameter, identity_score{}) : make(other, identity_score{});
 }
 
 template <Scalar T>

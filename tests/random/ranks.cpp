@@ -14,7 +14,7 @@
 #include <attn/distributed/thread_communicator.hpp>
 #include <attn/parallel/thread_pool.hpp>
 
-#include <mutex>
+#include <functional>
 
 namespace attn::fuzz {
 
@@ -44,53 +44,59 @@ class trial_over_ranks {
 public:
     trial_over_ranks(draw& random, const sizes& size) : random_(random), in_(draw_given<T>(random, size, random.one_in(6) ? numbers::peaked : numbers::usual)) {}
 
-    const given<T>& in() const { return in_; }
     const std::string& name() const { return name_; }
 
     template <class Op>
     std::string check(const Op& op) {
-        const auto parts = draw_partition(op.pattern);
-        constexpr bool rows_wanted = Op::traits.has_log_sum_exp;
+        draw_cuts();
         const auto s = shapes_of(inputs<T>(in_));
-        auto expected = room(op, s, rows_wanted), found = room(op, s, rows_wanted);
-        attend(op, inputs<T>(in_), expected.out());
-        if (auto problem = on_ranks(parts, [&](auto& ranks, draw& own) { return attend_on(op, parts, ranks, own, found); }); !problem.empty()) return problem;
-        auto problem = other_bits(found.values, expected.values);
-        if (problem.empty() && rows_wanted)
-            if (problem = other_bits(found.log_sum_exp, expected.log_sum_exp); !problem.empty()) problem = "log_sum_exp " + problem;
+        const auto parts = of_queries_.empty() ? partition(op.pattern, s, ranks_, in_.positions) : partition(op.pattern, s, of_queries_, of_keys_, in_.positions);
+        const sequence_parallel over{op, parts};
+        auto problem = other_results(parts, op, Op::traits.has_log_sum_exp, [&](thread_communicator& ranks, const inputs<T>& in, const outputs<T>& out, thread_pool& threads) {
+            workspace memory(workspace_bytes<T>(over, ranks.rank(), threads));
+            std::ranges::fill(memory.bytes(), std::byte{0xff});
+            attend(over, ranks, in, out, execution(threads, memory));
+        });
         if constexpr (has_rank_gradient<Op>)
-            if (problem.empty() && random_.one_in(2)) return gradients(op, parts, expected);
+            if (problem.empty() && random_.one_in(2))
+                return other_gradients(parts, [&](thread_communicator* ranks, const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given,
+                                                  const input_gradients<T>& wanted, thread_pool& threads) {
+                    if (ranks) backward(over, *ranks, in, saved, given, {wanted}, threads);
+                    else backward(op, in, saved, given, {wanted}, threads);
+                });
         return problem;
     }
 
 private:
-    template <class Op>
-    static testing::answer<T> room(const Op& op, const input_shapes& s, bool with_rows) {
-        return with_rows ? testing::no_answer<T>(op.output_shape(s), log_sum_exp_shape(op, s)) : testing::no_answer<T>(op.output_shape(s), false);
+    using call_on_rank = std::function<void(thread_communicator&, const inputs<T>&, const outputs<T>&, thread_pool&)>;
+    /// Of one machine without a communicator.
+    using gradient_call = std::function<void(thread_communicator*, const inputs<T>&, const saved_outputs<T>&, const output_gradients<T>&, const input_gradients<T>&, thread_pool&)>;
+
+    static testing::answer<T> room(const any_attention<T>& op, const input_shapes& s, bool with_rows) {
+        return with_rows ? testing::no_answer<T>(op.output_shape(s), op.log_sum_exp_shape(s)) : testing::no_answer<T>(op.output_shape(s), false);
     }
-    template <Pattern P>
-    partition draw_partition(const P& pattern) {
+    /// The number of ranks, and where queries and keys are cut: by the library, if they are empty.
+    void draw_cuts() {
         const auto s = shapes_of(inputs<T>(in_));
-        const auto ranks = random_.number(1, 5);
-        name_ += "; " + std::to_string(ranks) + " ranks";
-        if (random_.one_in(2)) return partition(pattern, s, ranks, in_.positions);
+        ranks_ = random_.number(1, 5);
+        name_ += "; " + std::to_string(ranks_) + " ranks";
+        if (random_.one_in(2)) return;
         const auto cuts = [&](index_t tokens) {
             std::vector<index_t> all{0, tokens};
-            for (index_t r = 1; r < ranks; ++r) all.push_back(random_.number(0, tokens));
+            for (index_t r = 1; r < ranks_; ++r) all.push_back(random_.number(0, tokens));
             std::ranges::sort(all);
             for (const auto cut : all) name_.append(" ").append(std::to_string(cut));
             return all;
         };
-        auto of_queries = cuts(s.queries.tokens);
+        of_queries_ = cuts(s.queries.tokens);
         name_ += ";";
-        auto of_keys = cuts(s.keys.tokens);
-        return partition(pattern, s, of_queries, of_keys, in_.positions);
+        of_keys_ = cuts(s.keys.tokens);
     }
     /// f(communicator, what to draw from) on each rank; returns what went wrong on one.
-    std::string on_ranks(const partition& parts, const auto& f) {
+    std::string on_ranks(const partition& parts, const std::function<std::string(thread_communicator&, draw&)>& f) {
         std::vector<std::string> problems(static_cast<std::size_t>(parts.ranks()));
         const auto seed = random_.bits();
-        on_thread_ranks(parts.ranks(), [&](auto& ranks) {
+        on_thread_ranks(parts.ranks(), [&](thread_communicator& ranks) {
             draw own(seed, static_cast<std::uint64_t>(ranks.rank()));
             problems[static_cast<std::size_t>(ranks.rank())] = f(ranks, own);
         });
@@ -98,19 +104,26 @@ private:
             if (!problems[r].empty()) return "rank " + std::to_string(r) + ": " + problems[r];
         return {};
     }
-    template <class Op>
-    std::string attend_on(const Op& op, const partition& parts, auto& ranks, draw& own, testing::answer<T>& found) {
+    /// Of the call on one machine, whose results it keeps.
+    std::string other_results(const partition& parts, const any_attention<T>& op, bool with_rows, const call_on_rank& call) {
+        const auto s = shapes_of(inputs<T>(in_));
+        expected_ = room(op, s, with_rows);
+        auto found = room(op, s, with_rows);
+        attend(op, inputs<T>(in_), expected_.out());
+        if (auto problem = on_ranks(parts, [&](thread_communicator& ranks, draw& own) { return attend_on(op, parts, call, ranks, own, found); }); !problem.empty()) return problem;
+        auto problem = other_bits(found.values, expected_.values);
+        if (problem.empty() && with_rows)
+            if (problem = other_bits(found.log_sum_exp, expected_.log_sum_exp); !problem.empty()) problem = "log_sum_exp " + problem;
+        return problem;
+    }
+    std::string attend_on(const any_attention<T>& op, const partition& parts, const call_on_rank& call, thread_communicator& ranks, draw& own, testing::answer<T>& found) {
         const auto q = parts.queries(ranks.rank()), k = parts.keys(ranks.rank());
         const auto placed = [&](const tensor<T>& all, const row_range& rows) { return testing::placed<T>(rows_of(all, rows), draw_layout(own)); };
         auto queries = placed(in_.queries, q), keys = placed(in_.keys, k), values = placed(in_.values, k);
         auto own_found = room(op, parts.shapes(ranks.rank()), found.log_sum_exp.data() != nullptr);
         testing::placed<T> out(own_found.values.shape(), draw_layout(own)), rows(own_found.log_sum_exp.shape(), draw_layout(own));
         thread_pool threads(own.number(1, 3));
-        const sequence_parallel over{op, parts};
-        workspace memory(workspace_bytes<T>(over, ranks.rank(), threads));
-        std::ranges::fill(memory.bytes(), std::byte{0xff});
-        attend(over, ranks, inputs<T>{queries.view(), keys.view(), values.view()},
-               outputs<T>{out.view(), found.log_sum_exp.data() ? rows.view() : tensor_view<T>{}}, execution(threads, memory));
+        call(ranks, {queries.view(), keys.view(), values.view()}, {out.view(), found.log_sum_exp.data() ? rows.view() : tensor_view<T>{}}, threads);
         if (!queries.guards_intact() || !keys.guards_intact() || !values.guards_intact()) return "an input was written to";
         if (!out.guards_intact() || !rows.guards_intact()) return "wrote beside its output";
         put_rows(found.values, q, out.copy());
@@ -118,24 +131,23 @@ private:
         return {};
     }
     /// Near that of one machine, with the same bits of another run.
-    template <class Op>
-    std::string gradients(const Op& op, const partition& parts, const testing::answer<T>& saved) {
-        const auto of_values = testing::random_tensor<T>(saved.values.shape(), 1);
+    std::string other_gradients(const partition& parts, const gradient_call& call) {
+        const saved_outputs<T> saved{expected_.values, expected_.log_sum_exp};
+        const auto of_values = testing::random_tensor<T>(expected_.values.shape(), 1);
         const inputs<T> in(in_);
         tensor<T> exact[3] = {tensor<T>(in_.queries.shape()), tensor<T>(in_.keys.shape()), tensor<T>(in_.values.shape())};
-        backward(op, in, {saved.values, saved.log_sum_exp}, {of_values}, {{exact[0], exact[1], exact[2]}});
+        thread_pool here(1);
+        call(nullptr, in, saved, {of_values}, {exact[0], exact[1], exact[2]}, here);
         tensor<T> found[2][3];
         for (auto& of_run : found) {
             for (int i = 0; i < 3; ++i) of_run[i] = tensor<T>(exact[i].shape());
-            const auto run = [&](auto& ranks, draw& own) -> std::string {
+            const auto run = [&](thread_communicator& ranks, draw& own) -> std::string {
                 const auto q = parts.queries(ranks.rank()), k = parts.keys(ranks.rank());
                 testing::placed<T> keys(rows_of(in_.keys, k), draw_layout(own));
                 testing::placed<T> dq(rows_of(exact[0], q), draw_layout(own)), dk(rows_of(exact[1], k), draw_layout(own)), dv(rows_of(exact[2], k), draw_layout(own));
                 thread_pool threads(own.number(1, 3));
-                backward(sequence_parallel{op, parts}, ranks,
-                         inputs<T>{in.queries.slice({.tokens = q}), keys.view(), in.values.slice({.tokens = k})},
-                         saved_outputs<T>{saved.values, saved.log_sum_exp}.slice({.tokens = q}), {of_values.view().slice({.tokens = q})},
-                         {{dq.view(), dk.view(), dv.view()}}, threads);
+                call(&ranks, {in.queries.slice({.tokens = q}), keys.view(), in.values.slice({.tokens = k})}, saved.slice({.tokens = q}),
+                     {of_values.view().slice({.tokens = q})}, {dq.view(), dk.view(), dv.view()}, threads);
                 if (!dq.guards_intact() || !dk.guards_intact() || !dv.guards_intact()) return "wrote beside a gradient";
                 put_rows(of_run[0], q, dq.copy());
                 put_rows(of_run[1], k, dk.copy());
@@ -156,6 +168,9 @@ private:
 
     draw& random_;
     given<T> in_;
+    index_t ranks_ = 1;
+    std::vector<index_t> of_queries_, of_keys_;
+    testing::answer<T> expected_;
     std::string name_;
 };
 

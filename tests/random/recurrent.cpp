@@ -19,7 +19,6 @@ struct drawn_terms {
     tensor<T> log_decay, beta, a, b, first_state;
     bool by_channel = false, from_first = false;
     bool along_b = false; ///< a is b times a number of 0 .. 1
-    bool has_gradient = false; ///< whose definition keeps all states
     std::optional<double> scale;
 };
 
@@ -134,82 +133,97 @@ private:
     double rounding_;
 };
 
-template <Scalar T, class Rule>
-operation<T> recurrent_operation(const Rule& rule, const some_terms<T>& terms) {
-    using op_type = recurrent_attention<Rule>;
-    const auto own = std::make_shared<const std::pair<op_type, some_terms<T>>>(op_type{.rule = rule, .scale = terms.all->scale, .first_state = terms.first_state()}, terms);
-    auto result = operation_of<T>(std::shared_ptr<const op_type>(own, &own->first));
-    result.reference = [own](const inputs<double>& in, const outputs<double>& out) {
-        own->second.template with_definition<double>([&](const auto& defined, const auto& first) {
-            reference::recurrent_attention<double>(defined, own->second.scale(in.keys.shape().channels), in, out, first);
-        });
-    };
-    result.bounds = [own](const inputs<T>& in, const outputs<double>& bounds) {
-        const auto scale = own->second.scale(in.keys.shape().channels);
-        if (own->second.all->kind == linear || own->second.all->kind == gated) {
-            const auto q = bounded_copy<T>(in.queries.numbers()), k = bounded_copy<T>(in.keys.numbers()), v = bounded_copy<T>(in.values.numbers());
+/// Recurrent attention with terms: what is asked of it whatever its rule is.
+template <Scalar T>
+class recurrent_with_terms : public operation<T> {
+public:
+    recurrent_with_terms(const Attention auto& op, const some_terms<T>& terms) : operation<T>(op), terms_(terms) {
+        const auto of = op.rule.terms();
+        parameters_ = {of.log_decay, of.beta, of.erase, of.read, op.first_state};
+    }
+
+    void reference(const inputs<double>& in, const outputs<double>& out) const override { define(in, out); }
+    void bounds(const inputs<double>& in, const outputs<double>& bounds) const override {
+        if (terms_.all->kind == linear || terms_.all->kind == gated) {
+            const auto copy = [](const stored_view<const double>& from) { return bounded_copy<T, double>(from.numbers()); };
+            const auto q = copy(in.queries), k = copy(in.keys), v = copy(in.values);
             tensor<bounded<T>> exact(bounds.values.shape());
-            own->second.template with_definition<bounded<T>>([&](const auto& defined, const auto& first) {
-                reference::recurrent_attention<bounded<T>>(defined, scale, inputs<bounded<T>>{q, k, v}, outputs<bounded<T>>{exact}, first);
-            });
+            define(inputs<bounded<T>>{q, k, v}, outputs<bounded<T>>{exact});
             attn::detail::for_each_number(exact.shape(), [&](index_t b, index_t h, index_t i, index_t c) { bounds.values(b, h, i, c) = 2 * exact(b, h, i, c).error(); });
             return;
         }
-        const auto q = reference::widen(in.queries), k = reference::widen(in.keys), v = reference::widen(in.values);
-        own->second.template with_definition<double>([&](const auto& defined, const auto& first) {
-            error_of_states<T>({q, k, v}, defined, first, scale, own->second.all->along_b, bounds.values.numbers());
+        terms_.template with_definition<double>([&](const auto& defined, const auto& first) {
+            error_of_states<T>(in, defined, first, terms_.scale(in.keys.shape().channels), terms_.all->along_b, bounds.values.numbers());
         });
-    };
-    if (!terms.all->has_gradient) return result;
-    const auto parameters = [](const op_type& op) {
-        const auto of = op.rule.terms();
-        return std::array{of.log_decay, of.beta, of.erase, of.read, op.first_state};
-    };
-    result.parameter_shapes = [own, parameters](const input_shapes&) {
+    }
+    std::vector<shape> parameter_shapes(const input_shapes&) const override {
         std::vector<shape> shapes;
-        for (const auto& view : parameters(own->first))
+        for (const auto& view : parameters_)
             if (view.data()) shapes.push_back(view.shape());
         return shapes;
-    };
-    const auto wanted_of = [parameters]<class S>(const op_type& op, const testing::wanted_gradients<S>& all) {
+    }
+    void reference_gradients(const inputs<bounded<T>>& in, const output_gradients<bounded<T>>& given,
+                             const testing::wanted_gradients<bounded<T>>& wanted) const override {
+        terms_.template with_definition<bounded<T>>([&](const auto& defined, const auto& first) {
+            reference::recurrent_gradients_of<bounded<T>>(defined, terms_.scale(in.keys.shape().channels), in, given.values, named(wanted), first);
+        });
+    }
+
+protected:
+    template <class S>
+    recurrent_gradients<S> named(const testing::wanted_gradients<S>& all) const {
         recurrent_gradients<S> wanted;
         static_cast<input_gradients<S>&>(wanted) = all;
         tensor_view<S>* const to[] = {&wanted.log_decay, &wanted.beta, &wanted.a, &wanted.b, &wanted.first_state};
-        std::size_t number = 0, there = 0;
-        for (const auto& view : parameters(op)) {
-            if (view.data()) *to[number] = all.parameter(there++);
-            ++number;
-        }
+        std::size_t there = 0;
+        for (std::size_t number = 0; number < parameters_.size(); ++number)
+            if (parameters_[number].data()) *to[number] = all.parameter(there++);
         return wanted;
-    };
-    result.backward = [own, wanted_of](const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given,
-                                       const testing::wanted_gradients<T>& wanted, const execution& run) {
-        attn::backward(own->first, in, saved, given, wanted_of(own->first, wanted), run);
-    };
-    result.backward_workspace_bytes = [own](const input_shapes& s, index_t concurrency) { return own->first.template backward_workspace_bytes<T>(s, concurrency); };
-    result.reference_gradients = [own, wanted_of](const inputs<bounded<T>>& in, const output_gradients<bounded<T>>& given,
-                                                  const testing::wanted_gradients<bounded<T>>& wanted) {
-        own->second.template with_definition<bounded<T>>([&](const auto& defined, const auto& first) {
-            reference::recurrent_gradients_of<bounded<T>>(defined, own->second.scale(in.keys.shape().channels), in, given.values, wanted_of(own->first, wanted), first);
+    }
+
+private:
+    template <class S>
+    void define(const inputs<S>& in, const outputs<S>& out) const {
+        terms_.template with_definition<S>([&](const auto& defined, const auto& first) {
+            reference::recurrent_attention<S>(defined, terms_.scale(in.keys.shape().channels), in, out, first);
         });
-    };
-    return result;
-}
+    }
+
+    some_terms<T> terms_;
+    std::array<tensor_view<const T>, 5> parameters_;
+};
+
+template <Scalar T, class Rule>
+class recurrent_operation final : public recurrent_with_terms<T> {
+    recurrent_attention<Rule> op_;
+
+public:
+    recurrent_operation(const recurrent_attention<Rule>& op, const some_terms<T>& terms) : recurrent_with_terms<T>(op, terms), op_(op) {}
+
+    std::size_t backward_workspace_bytes(const input_shapes& s, index_t concurrency) const override { return op_.template backward_workspace_bytes<T>(s, concurrency); }
+    void backward(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given, const testing::wanted_gradients<T>& wanted,
+                  const execution& run) const override {
+        attn::backward(op_, in, saved, given, this->named(wanted), run);
+    }
+};
 
 template <Scalar T>
-operation<T> recurrent_operation(const some_terms<T>& terms) {
+any_operation<T> recurrent_of(const some_terms<T>& terms) {
     const auto& all = *terms.all;
+    const auto with = [&]<class Rule>(const Rule& rule) -> any_operation<T> {
+        return std::make_unique<recurrent_operation<T, Rule>>(recurrent_attention<Rule>{.rule = rule, .scale = all.scale, .first_state = terms.first_state()}, terms);
+    };
     switch (all.kind) {
     case gated:
-        return recurrent_operation<T>(rule::gated<T>{terms.of(all.log_decay)}, terms);
+        return with(rule::gated<T>{terms.of(all.log_decay)});
     case delta:
-        return recurrent_operation<T>(rule::delta<T>{terms.of(all.beta)}, terms);
+        return with(rule::delta<T>{terms.of(all.beta)});
     case gated_delta:
-        return recurrent_operation<T>(rule::gated_delta<T>{terms.of(all.log_decay), terms.of(all.beta)}, terms);
+        return with(rule::gated_delta<T>{terms.of(all.log_decay), terms.of(all.beta)});
     case general:
-        return recurrent_operation<T>(rule::general<T>{terms.of(all.log_decay), terms.of(all.a), terms.of(all.b)}, terms);
+        return with(rule::general<T>{terms.of(all.log_decay), terms.of(all.a), terms.of(all.b)});
     default:
-        return recurrent_operation<T>(rule::linear<T>{}, terms);
+        return with(rule::linear<T>{});
     }
 }
 
@@ -244,7 +258,6 @@ trial<T> draw_recurrent(draw& random) {
     all->by_channel = random.one_in(2);
     all->from_first = random.one_in(2);
     all->along_b = random.one_in(2);
-    all->has_gradient = s.queries * s.key_dim * s.value_dim <= 40'000;
     if (random.one_in(3)) all->scale = random.real(-1, 1);
     const auto term = [&](index_t channels) { return shape{random.one_in(3) ? 1 : s.batch, random.one_in(3) ? 1 : s.kv_heads, s.keys, channels}; };
     const auto decays = random.number(0, 3);
@@ -264,8 +277,9 @@ trial<T> draw_recurrent(draw& random) {
         if (kind == all->kind) t.name = name;
     t.name += (all->by_channel ? ", by channel" : "") + std::string(", decays of kind ") + std::to_string(decays) + (all->from_first ? ", from a state" : "") +
               ", terms of " + to_string(all->log_decay.shape()) + to_string(all->beta.shape()) + to_string(all->a.shape()) + to_string(all->b.shape());
-    t.op = recurrent_operation<T>({all});
-    t.part = [all](index_t b, index_t g) { return recurrent_operation<T>({all, b, g}); };
+    t.op = recurrent_of<T>({all});
+    t.has_gradient = s.queries * s.key_dim * s.value_dim <= 40'000; // whose definition keeps all states
+    t.part = [all](index_t b, index_t g) { return recurrent_of<T>({all, b, g}); };
     t.cuts.unit = std::max<index_t>(1, s.queries);
     t.keys_stand_alone = false;
     return t;

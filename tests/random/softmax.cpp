@@ -33,7 +33,7 @@ template struct softmax_drawn<double>;
 namespace {
 
 template <Scalar T>
-operation<T> softmax_of(softmax_kind kind, const softmax_drawn<T>& d, const slice& s) {
+any_operation<T> softmax_of_kind(softmax_kind kind, const softmax_drawn<T>& d, const slice& s) {
     if (kind <= softmax_kind::composed) return softmax_plain(kind, d, s);
     if (kind <= softmax_kind::sparse) return softmax_passes(kind, d, s);
     if (kind <= softmax_kind::masked) return softmax_tables(kind, d, s);
@@ -203,11 +203,11 @@ trial<T> draw_softmax(draw& random) {
         for (const auto sink : *d.sinks) t.name.append(" ").append(std::to_string(sink));
     }
     const auto own = std::make_shared<const softmax_drawn<T>>(d);
-    t.op = softmax_of(kind, *own, {0, t.size.batch, 0, t.size.heads});
-    if (large_values) t.op.backward = {}; // whose products with anything overflow
+    t.op = softmax_of_kind(kind, *own, {0, t.size.batch, 0, t.size.heads});
+    t.has_gradient = kind < softmax_kind::rounding && !large_values; // whose products with anything overflow; rounding has none
     t.part = [own, kind](index_t b, index_t g) {
         const auto group = own->size.heads / own->size.kv_heads;
-        return softmax_of(kind, *own, {b, 1, g * group, group});
+        return softmax_of_kind(kind, *own, {b, 1, g * group, group});
     };
     return t;
 }

@@ -81,73 +81,108 @@ void for_bias(const S& score, G& gradients, const auto& f) {
     }
 }
 
-/// The gradients of the operator's sinks and of its bias, those that it has, in this order.
-template <Scalar T, class U, class Op>
-struct named_gradients {
-    tensor_view<U> sinks;
-    score_gradients<decltype(Op::score), U> score;
+/// What definitions ask about pairs of a query and a key, whatever the types of an operator's pattern and score function. It outlives them.
+template <Scalar T>
+struct defined_pairs {
+    reference::detail::visible_pairs pattern;
+    reference::detail::pair_scores<double, false> scores;
+    reference::detail::pair_scores<bounded<T>, true> slopes;
+};
 
-    named_gradients(const Op& op, const testing::wanted_gradients<U>& wanted) {
-        std::size_t number = 0;
-        if (!op.sinks.empty()) sinks = wanted.parameter(number++);
-        for_bias<T>(op.score, score, [&](const auto&, auto& own) { own.bias = wanted.parameter(number); });
+/// Softmax attention with what was drawn for it, which outlives it: what is asked of it whatever its pattern and score function are.
+template <Scalar T>
+class drawn_softmax_attention : public operation<T> {
+public:
+    drawn_softmax_attention(const Attention auto& op, const softmax_drawn<T>& drawn, const slice& part)
+        : operation<T>(op), drawn_(drawn), part_(part), sinks_(drawn.sinks_of(part)) {}
+
+    void reference(const inputs<double>& in, const outputs<double>& out) const override {
+        const auto pairs = this->pairs();
+        reference::softmax<double>(in, out, drawn_.scale, pairs.scores, pairs.pattern, sinks_);
+    }
+    void bounds(const inputs<double>& in, const outputs<double>& bounds) const override {
+        auto terms = drawn_.terms(part_, in.queries.shape().channels);
+        terms.sees = pairs().pattern;
+        softmax_bounds(in, bounds, terms);
+    }
+    /// Of sinks and of a bias, those that there are, in this order.
+    std::vector<shape> parameter_shapes(const input_shapes& s) const override {
+        std::vector<shape> shapes;
+        if (!sinks_.empty()) shapes.push_back({1, s.queries.heads, 1, 1});
+        if (drawn_.bias) shapes.push_back(drawn_.bias_of(part_).bias.shape());
+        return shapes;
+    }
+    void reference_gradients(const inputs<bounded<T>>& in, const output_gradients<bounded<T>>& given,
+                             const testing::wanted_gradients<bounded<T>>& wanted) const override {
+        const auto pairs = this->pairs();
+        reference::softmax_gradients<bounded<T>>(in, given, wanted, of_sinks(wanted), drawn_.scale, pairs.slopes, pairs.pattern, sinks_, gives_to(of_bias(wanted)));
+    }
+
+protected:
+    template <class U>
+    tensor_view<U> of_sinks(const testing::wanted_gradients<U>& wanted) const {
+        return sinks_.empty() ? tensor_view<U>() : wanted.parameter(0);
+    }
+    template <class U>
+    tensor_view<U> of_bias(const testing::wanted_gradients<U>& wanted) const {
+        return wanted.parameter(sinks_.empty() ? 0 : 1);
+    }
+    virtual defined_pairs<T> pairs() const = 0;
+    /// Adds a pair's part to the gradient of the score function's bias.
+    virtual reference::detail::pair_gradients<bounded<T>> gives_to(const tensor_view<bounded<T>>& of_bias) const = 0;
+
+private:
+    const softmax_drawn<T>& drawn_;
+    slice part_;
+    std::span<const double> sinks_;
+};
+
+/// A score function that is an additive bias, or a chain with one.
+template <class S, class T>
+concept HasBias = std::same_as<S, additive_bias<T>> || requires(const S& score) { std::get<additive_bias<T>>(score.functions); };
+
+/// The gradients of a score function's parameters, its bias having that one.
+template <Scalar T, class U, class S>
+score_gradients<S, U> with_bias(const S&, const tensor_view<U>& of_bias) {
+    score_gradients<S, U> all;
+    if constexpr (std::same_as<S, additive_bias<T>>) all.bias = of_bias;
+    else if constexpr (HasBias<S, T>) std::get<score_gradients<additive_bias<T>, U>>(all).bias = of_bias;
+    return all;
+}
+
+template <Scalar T, Pattern P, ScoreFunction S, Products R>
+class softmax_operation final : public drawn_softmax_attention<T> {
+    softmax_attention<P, S, R> op_;
+
+public:
+    softmax_operation(const softmax_attention<P, S, R>& op, const softmax_drawn<T>& drawn, const slice& part) : drawn_softmax_attention<T>(op, drawn, part), op_(op) {}
+
+    std::size_t backward_workspace_bytes(const input_shapes& s, index_t concurrency) const override {
+        if constexpr (std::same_as<R, unrounded_products>) return op_.template backward_workspace_bytes<T>(s, concurrency);
+        else return 0;
+    }
+    void backward(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given, const testing::wanted_gradients<T>& wanted,
+                  const execution& run) const override {
+        if constexpr (std::same_as<R, unrounded_products>)
+            attn::backward(op_, in, saved, given, {{wanted.queries, wanted.keys, wanted.values}, this->of_sinks(wanted), with_bias<T, T>(op_.score, this->of_bias(wanted))}, run);
+    }
+
+private:
+    defined_pairs<T> pairs() const override { return {op_.pattern, op_.score, op_.score}; }
+    reference::detail::pair_gradients<bounded<T>> gives_to(const tensor_view<bounded<T>>& of_bias) const override {
+        if constexpr (!HasBias<S, T>) return {};
+        else return [this, wanted = with_bias<T, bounded<T>>(op_.score, of_bias)](index_t b, index_t h, index_t i, index_t j, const bounded<T>& x, const bounded<T>& dx) {
+            reference::detail::add_parameters(op_.score, wanted, {b, h, i, j}, x, dx);
+        };
     }
 };
 
-template <Scalar T, class Owner>
-void add_gradient(operation<T>& result, const std::shared_ptr<const Owner>& own) {
-    using Op = std::remove_const_t<decltype(Owner::op)>;
-    result.backward = [own](const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given, const testing::wanted_gradients<T>& wanted,
-                            const execution& run) {
-        const named_gradients<T, T, Op> named(own->op, wanted);
-        attn::backward(own->op, in, saved, given, {{wanted.queries, wanted.keys, wanted.values}, named.sinks, named.score}, run);
-    };
-    result.backward_workspace_bytes = [own](const input_shapes& s, index_t concurrency) { return own->op.template backward_workspace_bytes<T>(s, concurrency); };
-    result.parameter_shapes = [own](const input_shapes& s) {
-        std::vector<shape> shapes;
-        if (!own->op.sinks.empty()) shapes.push_back({1, s.queries.heads, 1, 1});
-        score_gradients<decltype(Op::score), T> none;
-        for_bias<T>(own->op.score, none, [&](const additive_bias<T>& f, const auto&) { shapes.push_back(f.bias.shape()); });
-        return shapes;
-    };
-    result.reference_gradients = [own](const inputs<bounded<T>>& in, const output_gradients<bounded<T>>& given,
-                                       const testing::wanted_gradients<bounded<T>>& wanted) {
-        const auto& op = own->op;
-        const named_gradients<T, bounded<T>, Op> named(op, wanted);
-        const reference::score_parameters<bounded<T>, decltype(Op::score), decltype(named.score)> of_score{op.score, named.score};
-        reference::softmax_gradients<bounded<T>>(in, given, wanted, named.sinks, op.scale, op.score, op.pattern, op.sinks, of_score);
-    };
-}
-
-/// The operator with a pattern and a score function; the definition takes the same.
+/// The operator with a pattern and a score function; the definition takes the same. In numbers that the build has not, nothing is compiled.
 template <Scalar T, Products R = unrounded_products, Pattern P, ScoreFunction S>
-    requires testing::is_tested<T>
-operation<T> softmax_operation(const softmax_drawn<T>& drawn, const slice& part, const P& pattern, const S& score) {
-    using op_type = softmax_attention<P, S, R>;
-    struct owner {
-        softmax_drawn<T> drawn;
-        op_type op;
-    };
-    const auto own = std::make_shared<const owner>(
-        owner{drawn, op_type{.scale = drawn.scale, .score = score, .pattern = pattern, .sinks = drawn.sinks_of(part)}});
-    auto result = operation_of<T>(std::shared_ptr<const op_type>(own, &own->op));
-    result.reference = [own](const inputs<double>& in, const outputs<double>& out) {
-        reference::softmax<double>(in, out, own->op.scale, own->op.score, own->op.pattern, own->op.sinks);
-    };
-    result.bounds = [own, part](const inputs<T>& in, const outputs<double>& bounds) {
-        const auto q = reference::widen(in.queries), k = reference::widen(in.keys), v = reference::widen(in.values);
-        auto terms = own->drawn.terms(part, in.queries.shape().channels);
-        terms.sees = [&](index_t b, index_t h, index_t i, index_t j) -> bool { return attn::at(own->op.pattern, b, h).visible(i, j); };
-        softmax_bounds({q, k, v, in.positions}, bounds, terms);
-    };
-    if constexpr (std::same_as<R, unrounded_products>) add_gradient(result, own);
-    return result;
-}
-
-/// In numbers that the build has not, nothing is compiled.
-template <Scalar T, Products R = unrounded_products, Pattern P, ScoreFunction S>
-operation<T> softmax_operation(const softmax_drawn<T>&, const slice&, const P&, const S&) {
-    return {};
+any_operation<T> softmax_of(const softmax_drawn<T>& drawn, const slice& part, const P& pattern, const S& score) {
+    if constexpr (!testing::is_tested<T>) return {};
+    else return std::make_unique<softmax_operation<T, P, S, R>>(
+        softmax_attention<P, S, R>{.scale = drawn.scale, .score = score, .pattern = pattern, .sinks = drawn.sinks_of(part)}, drawn, part);
 }
 
 /// Each of these is compiled in a file of its own group.
@@ -163,17 +198,17 @@ enum class softmax_kind {
 };
 
 template <Scalar T>
-operation<T> softmax_plain(softmax_kind, const softmax_drawn<T>&, const slice&);
+any_operation<T> softmax_plain(softmax_kind, const softmax_drawn<T>&, const slice&);
 template <Scalar T>
-operation<T> softmax_passes(softmax_kind, const softmax_drawn<T>&, const slice&);
+any_operation<T> softmax_passes(softmax_kind, const softmax_drawn<T>&, const slice&);
 template <Scalar T>
-operation<T> softmax_tables(softmax_kind, const softmax_drawn<T>&, const slice&);
+any_operation<T> softmax_tables(softmax_kind, const softmax_drawn<T>&, const slice&);
 template <Scalar T>
-operation<T> softmax_scores(softmax_kind, const softmax_drawn<T>&, const slice&);
+any_operation<T> softmax_scores(softmax_kind, const softmax_drawn<T>&, const slice&);
 template <Scalar T>
-operation<T> softmax_bias(softmax_kind, const softmax_drawn<T>&, const slice&);
+any_operation<T> softmax_bias(softmax_kind, const softmax_drawn<T>&, const slice&);
 template <Scalar T>
-operation<T> softmax_then(softmax_kind, const softmax_drawn<T>&, const slice&);
-operation<float> softmax_rounding(softmax_kind, const softmax_drawn<float>&, const slice&);
+any_operation<T> softmax_then(softmax_kind, const softmax_drawn<T>&, const slice&);
+any_operation<float> softmax_rounding(softmax_kind, const softmax_drawn<float>&, const slice&);
 
 } // namespace attn::fuzz

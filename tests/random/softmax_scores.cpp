@@ -3,12 +3,12 @@
 namespace attn::fuzz {
 
 template <Scalar T>
-operation<T> softmax_scores(softmax_kind kind, const softmax_drawn<T>& d, const slice& s) {
-    if (kind == softmax_kind::scored) return softmax_operation<T>(d, s, d.tree_of(s), d.steps_of(s));
-    return softmax_operation<T>(d, s, d.tree_of(s) | d.stepped_of(s), d.steps_of(s));
+any_operation<T> softmax_scores(softmax_kind kind, const softmax_drawn<T>& d, const slice& s) {
+    if (kind == softmax_kind::scored) return softmax_of<T>(d, s, d.tree_of(s), d.steps_of(s));
+    return softmax_of<T>(d, s, d.tree_of(s) | d.stepped_of(s), d.steps_of(s));
 }
 
-template operation<float> softmax_scores(softmax_kind, const softmax_drawn<float>&, const slice&);
-template operation<double> softmax_scores(softmax_kind, const softmax_drawn<double>&, const slice&);
+template any_operation<float> softmax_scores(softmax_kind, const softmax_drawn<float>&, const slice&);
+template any_operation<double> softmax_scores(softmax_kind, const softmax_drawn<double>&, const slice&);
 
 } // namespace attn::fuzz

@@ -37,56 +37,61 @@ mixed_head_gradients<T> named_of_heads(const auto& op, const testing::wanted_gra
 }
 
 template <Scalar T, Pattern P, ScoreFunction S>
-operation<T> talking_operation(const std::shared_ptr<const talking_drawn<T>>& d, const P& pattern, const S& score) {
+class talking_operation final : public operation<T> {
     using op_type = talking_heads_attention<P, S>;
-    struct owner {
-        std::shared_ptr<const talking_drawn<T>> drawn;
-        op_type op;
-    };
-    const auto view = [](const tensor<double>& mix) { return mix.data() ? mix.view() : tensor_view<const double>(); };
-    const auto own = std::make_shared<const owner>(owner{d, op_type{.logits_mix = view(d->logits_mix),
-                                                                   .logits_bias = d->logits_bias,
-                                                                   .weights_mix = view(d->weights_mix),
-                                                                   .weights_bias = d->weights_bias,
-                                                                   .scale = d->softmax.scale,
-                                                                   .score = score,
-                                                                   .pattern = pattern,
-                                                                   .sinks = d->softmax.sinks_of(d->all())}});
-    auto result = operation_of<T>(std::shared_ptr<const op_type>(own, &own->op));
-    result.reference = [own](const inputs<double>& in, const outputs<double>& out) {
-        const auto& op = own->op;
-        reference::talking_heads<double>(in, out, op.logits_mix, op.logits_bias, op.weights_mix, op.weights_bias, op.scale, op.score,
-                                         op.pattern, op.sinks);
-    };
-    result.bounds = [own](const inputs<T>& in, const outputs<double>& bounds) {
-        const auto q = reference::widen(in.queries), k = reference::widen(in.keys), v = reference::widen(in.values);
-        auto terms = own->drawn->softmax.terms(own->drawn->all(), in.queries.shape().channels);
-        terms.sees = [&](index_t b, index_t h, index_t i, index_t j) -> bool { return attn::at(own->op.pattern, b, h).visible(i, j); };
-        terms.logits_mix = own->op.logits_mix, terms.logits_bias = own->op.logits_bias;
-        terms.weights_mix = own->op.weights_mix, terms.weights_bias = own->op.weights_bias;
-        softmax_bounds({q, k, v, in.positions}, bounds, terms);
-    };
-    result.backward = [own](const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given, const testing::wanted_gradients<T>& wanted,
-                            const execution& run) { attn::backward(own->op, in, saved, given, named_of_heads(own->op, wanted), run); };
-    result.backward_workspace_bytes = [own](const input_shapes& s, index_t concurrency) { return own->op.template backward_workspace_bytes<T>(s, concurrency); };
-    result.parameter_shapes = [own](const input_shapes&) {
+    std::shared_ptr<const talking_drawn<T>> drawn_;
+    op_type op_;
+
+public:
+    talking_operation(const std::shared_ptr<const talking_drawn<T>>& drawn, const op_type& op) : operation<T>(op), drawn_(drawn), op_(op) {}
+
+    // What can do with less is called by itself.
+    void attend(const inputs<T>& in, const outputs<T>& out, const execution& run) const override { attn::attend(op_, in, out, run); }
+    std::size_t least_workspace_bytes(const input_shapes& s, index_t concurrency) const override { return op_.template least_workspace_bytes<T>(s, concurrency); }
+    void reference(const inputs<double>& in, const outputs<double>& out) const override {
+        reference::talking_heads<double>(in, out, op_.logits_mix, op_.logits_bias, op_.weights_mix, op_.weights_bias, op_.scale, op_.score, op_.pattern, op_.sinks);
+    }
+    void bounds(const inputs<double>& in, const outputs<double>& bounds) const override {
+        auto terms = drawn_->softmax.terms(drawn_->all(), in.queries.shape().channels);
+        terms.sees = reference::detail::visible_pairs(op_.pattern);
+        terms.logits_mix = op_.logits_mix, terms.logits_bias = op_.logits_bias;
+        terms.weights_mix = op_.weights_mix, terms.weights_bias = op_.weights_bias;
+        softmax_bounds(in, bounds, terms);
+    }
+    std::vector<shape> parameter_shapes(const input_shapes&) const override {
         std::vector<shape> shapes;
         const auto push = [&](const auto& mix, const auto& bias) {
             if (mix.data()) shapes.push_back(mix.shape());
             if (!bias.empty()) shapes.push_back({1, std::ssize(bias), 1, 1});
         };
-        push(own->op.logits_mix, own->op.logits_bias);
-        push(own->op.weights_mix, own->op.weights_bias);
-        push(tensor_view<const double>(), own->op.sinks);
+        push(op_.logits_mix, op_.logits_bias);
+        push(op_.weights_mix, op_.weights_bias);
+        push(tensor_view<const double>(), op_.sinks);
         return shapes;
-    };
-    result.reference_gradients = [own](const inputs<bounded<T>>& in, const output_gradients<bounded<T>>& given,
-                                       const testing::wanted_gradients<bounded<T>>& wanted) {
-        const auto& op = own->op;
-        reference::talking_heads_gradients<bounded<T>>(in, given, named_of_heads(op, wanted), op.logits_mix, op.logits_bias, op.weights_mix, op.weights_bias, op.scale,
-                                                       op.score, op.pattern, op.sinks);
-    };
-    return result;
+    }
+    std::size_t backward_workspace_bytes(const input_shapes& s, index_t concurrency) const override { return op_.template backward_workspace_bytes<T>(s, concurrency); }
+    void backward(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given, const testing::wanted_gradients<T>& wanted,
+                  const execution& run) const override {
+        attn::backward(op_, in, saved, given, named_of_heads(op_, wanted), run);
+    }
+    void reference_gradients(const inputs<bounded<T>>& in, const output_gradients<bounded<T>>& given,
+                             const testing::wanted_gradients<bounded<T>>& wanted) const override {
+        reference::talking_heads_gradients<bounded<T>>(in, given, named_of_heads(op_, wanted), op_.logits_mix, op_.logits_bias, op_.weights_mix, op_.weights_bias, op_.scale,
+                                                       op_.score, op_.pattern, op_.sinks);
+    }
+};
+
+template <Scalar T, Pattern P, ScoreFunction S>
+any_operation<T> talking_of(const std::shared_ptr<const talking_drawn<T>>& d, const P& pattern, const S& score) {
+    const auto view = [](const tensor<double>& mix) { return mix.data() ? mix.view() : tensor_view<const double>(); };
+    return std::make_unique<talking_operation<T, P, S>>(d, talking_heads_attention<P, S>{.logits_mix = view(d->logits_mix),
+                                                                                      .logits_bias = d->logits_bias,
+                                                                                      .weights_mix = view(d->weights_mix),
+                                                                                      .weights_bias = d->weights_bias,
+                                                                                      .scale = d->softmax.scale,
+                                                                                      .score = score,
+                                                                                      .pattern = pattern,
+                                                                                      .sinks = d->softmax.sinks_of(d->all())});
 }
 
 } // namespace
@@ -137,9 +142,9 @@ trial<T> draw_talking_heads(draw& random) {
     t.in.values = filled<T>({t.size.batch, v_heads, t.size.keys, t.size.value_dim}, [&] { return random.real(-2, 2); });
 
     const std::shared_ptr<const talking_drawn<T>> own = drawn;
-    t.op = kind == 0   ? talking_operation<T>(own, own->softmax.tree_of(own->all()), own->softmax.steps_of(own->all()))
-           : kind == 1 ? talking_operation<T>(own, own->softmax.tree_of(own->all()), own->softmax.bias_of(own->all()))
-                       : talking_operation<T>(own, own->softmax.stepped_of(own->all()), identity_score{});
+    t.op = kind == 0   ? talking_of<T>(own, own->softmax.tree_of(own->all()), own->softmax.steps_of(own->all()))
+           : kind == 1 ? talking_of<T>(own, own->softmax.tree_of(own->all()), own->softmax.bias_of(own->all()))
+                       : talking_of<T>(own, own->softmax.stepped_of(own->all()), identity_score{});
     t.name = std::to_string(d.size.heads) + " mixed heads" + (drawn->logits_mix.data() ? "" : " (none)") + ", " + std::to_string(value_heads) +
              " of values" + (drawn->weights_mix.data() ? "" : " (none)") + "; " +
              (kind == 2 ? "stepped " + d.stepped->name() : "tree " + d.tree->name()) +
