@@ -64,8 +64,9 @@ struct named_gradients {
 template <Scalar T>
 class convolved_attention : public operation<T> {
 public:
-    convolved_attention(const Attention auto& op, const std::shared_ptr<const convolved_drawn<T>>& drawn, index_t queries, bool is_focused)
-        : operation<T>(op), drawn_(drawn), tokens_{op.convolution, op.positional_encoding, op.convolution_input}, eps_(op.eps), is_focused_(is_focused) {
+    template <class Op>
+    convolved_attention(const Op& op, const std::shared_ptr<const convolved_drawn<T>>& drawn, index_t queries)
+        : operation<T>(op), drawn_(drawn), tokens_{op.convolution, op.positional_encoding, op.convolution_input}, eps_(op.eps), is_focused_(requires { op.power; }) {
         const auto g = op.convolution.grid(queries);
         grid_ = {g.height, g.width, g.top, g.left};
     }
@@ -191,27 +192,21 @@ private:
 };
 
 template <Scalar T, class Op>
-class convolved_operation final : public convolved_attention<T> {
-    Op op_;
-    static constexpr bool is_focused = requires(const Op& op) { op.power; };
-
+class convolved_operation final : public operation_of<T, Op, convolved_attention<T>> {
 public:
-    convolved_operation(const Op& op, const std::shared_ptr<const convolved_drawn<T>>& drawn, index_t queries) : convolved_attention<T>(op, drawn, queries, is_focused), op_(op) {}
+    using convolved_operation::operation_of::operation_of;
 
-    std::size_t backward_workspace_bytes(const input_shapes& s, index_t concurrency) const override { return op_.template backward_workspace_bytes<T>(s, concurrency); }
-    void backward(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given, const testing::wanted_gradients<T>& wanted,
-                  const execution& run) const override {
+private:
+    reference::detail::visible_pairs pattern() const override { return this->op_.pattern; }
+    gradients_of<Op, T> gradients(const testing::wanted_gradients<T>& wanted) const override {
         const auto named = this->named(wanted);
         gradients_of<Op, T> all;
         static_cast<input_gradients<T>&>(all) = wanted;
         all.positional_encoding = named.encoding;
         all.convolution = {named.input, named.weights, named.row(named.bias)};
-        if constexpr (is_focused) all.scale = named.row(named.scale);
-        attn::backward(op_, in, saved, given, all, run);
+        if constexpr (requires { all.scale; }) all.scale = named.row(named.scale);
+        return all;
     }
-
-private:
-    reference::detail::visible_pairs pattern() const override { return op_.pattern; }
 };
 
 template <Scalar T, class P>

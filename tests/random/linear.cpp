@@ -28,12 +28,12 @@ struct squares {
 
 /// Linear attention with lengths, which it may refer to.
 template <Scalar T, class F, Pattern P>
-class linear_operation final : public operation<T> {
-    linear_attention<F, P> op_;
+class linear_operation final : public operation_of<T, linear_attention<F, P>> {
+    using linear_operation::operation_of::op_;
     std::shared_ptr<const std::vector<index_t>> lengths_;
 
 public:
-    linear_operation(const linear_attention<F, P>& op, const std::shared_ptr<const std::vector<index_t>>& lengths) : operation<T>(op), op_(op), lengths_(lengths) {}
+    linear_operation(const linear_attention<F, P>& op, const std::shared_ptr<const std::vector<index_t>>& lengths) : linear_operation::operation_of(op), lengths_(lengths) {}
 
     void reference(const inputs<double>& in, const outputs<double>& out) const override {
         reference::linear_attention<double>(in, out, op_.feature_map, op_.pattern, op_.normalise, op_.eps, op_.scale);
@@ -49,15 +49,13 @@ public:
                        .unit = unit_of<T>,
                        .least = static_cast<double>(std::numeric_limits<T>::min())});
     }
-    std::size_t backward_workspace_bytes(const input_shapes& s, index_t concurrency) const override { return op_.template backward_workspace_bytes<T>(s, concurrency); }
-    void backward(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given, const testing::wanted_gradients<T>& wanted,
-                  const execution& run) const override {
-        attn::backward(op_, in, saved, given, wanted, run);
-    }
     void reference_gradients(const inputs<bounded<T>>& in, const output_gradients<bounded<T>>& given,
                              const testing::wanted_gradients<bounded<T>>& wanted) const override {
         reference::linear_gradients<bounded<T>>(in, given.values, wanted, op_.feature_map, op_.pattern, op_.normalise, op_.eps, op_.scale);
     }
+
+private:
+    input_gradients<T> gradients(const testing::wanted_gradients<T>& wanted) const override { return wanted; }
 };
 
 template <Scalar T, class F, Pattern P>
@@ -72,13 +70,13 @@ struct vector_operands {
     std::vector<index_t> lengths;
 };
 template <Scalar T, VectorFeatureMap F, Pattern P>
-class vector_operation final : public operation<T> {
+class vector_operation final : public operation_of<T, linear_attention<F, P>> {
     static constexpr bool causal_too = std::same_as<P, both<causal, lengths>>;
-    linear_attention<F, P> op_;
+    using vector_operation::operation_of::op_;
     std::shared_ptr<const vector_operands<T>> operands_;
 
 public:
-    vector_operation(const linear_attention<F, P>& op, const std::shared_ptr<const vector_operands<T>>& operands) : operation<T>(op), op_(op), operands_(operands) {}
+    vector_operation(const linear_attention<F, P>& op, const std::shared_ptr<const vector_operands<T>>& operands) : vector_operation::operation_of(op), operands_(operands) {}
 
     void reference(const inputs<double>& in, const outputs<double>& out) const override { define(in, out); }
     void bounds(const inputs<double>& in, const outputs<double>& bounds) const override {
@@ -88,17 +86,13 @@ public:
         define(inputs<bounded<T>>{q, k, v, in.positions}, outputs<bounded<T>>{out});
         attn::detail::for_each_number(out.shape(), [&](index_t b, index_t h, index_t i, index_t c) { bounds.values(b, h, i, c) = out(b, h, i, c).error(); });
     }
-    std::size_t backward_workspace_bytes(const input_shapes& s, index_t concurrency) const override { return op_.template backward_workspace_bytes<T>(s, concurrency); }
-    void backward(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given, const testing::wanted_gradients<T>& wanted,
-                  const execution& run) const override {
-        attn::backward(op_, in, saved, given, wanted, run);
-    }
     void reference_gradients(const inputs<bounded<T>>& in, const output_gradients<bounded<T>>& given,
                              const testing::wanted_gradients<bounded<T>>& wanted) const override {
         reference::vector_linear_gradients<bounded<T>>(in, given.values, wanted, op_.feature_map, op_.pattern, causal_too, op_.normalise, op_.eps, op_.scale);
     }
 
 private:
+    input_gradients<T> gradients(const testing::wanted_gradients<T>& wanted) const override { return wanted; }
     template <class U>
     void define(const inputs<U>& in, const outputs<U>& out) const {
         reference::vector_linear_attention<U>(in, out, op_.feature_map, op_.pattern, causal_too, op_.normalise, op_.eps, op_.scale);

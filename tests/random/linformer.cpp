@@ -194,17 +194,14 @@ private:
 };
 
 template <Scalar T, class E, class F>
-class linformer_operation final : public drawn_linformer<T> {
-    using op_type = linformer_attention<E, F, random_pattern>;
-    op_type op_;
-
+class linformer_operation final : public operation_of<T, linformer_attention<E, F, random_pattern>, drawn_linformer<T>> {
 public:
-    linformer_operation(const op_type& op, const std::shared_ptr<const linformer_drawn<T>>& drawn) : drawn_linformer<T>(op, drawn), op_(op) {}
+    using linformer_operation::operation_of::operation_of;
 
-    std::size_t backward_workspace_bytes(const input_shapes& s, index_t concurrency) const override { return op_.template backward_workspace_bytes<T>(s, concurrency); }
-    void backward(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given, const testing::wanted_gradients<T>& wanted,
-                  const execution& run) const override {
-        gradients_of<op_type, T> all;
+private:
+    using all_gradients = typename linformer_attention<E, F, random_pattern>::template gradients<T>;
+    all_gradients gradients(const testing::wanted_gradients<T>& wanted) const override {
+        all_gradients all;
         static_cast<input_gradients<T>&>(all) = wanted;
         const auto [of_keys, of_values] = this->named(wanted);
         const auto name = [](auto& to, const std::array<tensor_view<T>, 2>& of) {
@@ -213,7 +210,7 @@ public:
         };
         name(all.key_projection, of_keys);
         name(all.value_projection, of_values);
-        attn::backward(op_, in, saved, given, all, run);
+        return all;
     }
 };
 

@@ -48,6 +48,27 @@ private:
     any_attention<T> any_;
 };
 
+/// An operator with a gradient, by its type; what is compiled once for each type of number is in Base, which is made of `drawn` besides.
+template <Scalar T, class Op, class Base = operation<T>>
+class operation_of : public Base {
+public:
+    explicit operation_of(const Op& op, const auto&... drawn) : Base(op, drawn...), op_(op) {}
+
+    std::size_t backward_workspace_bytes(const input_shapes& s, index_t concurrency) const override {
+        if constexpr (DifferentiableAttention<Op>) return op_.template backward_workspace_bytes<T>(s, concurrency);
+        else return 0;
+    }
+    void backward(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given, const testing::wanted_gradients<T>& wanted,
+                  const execution& run) const override {
+        if constexpr (DifferentiableAttention<Op>) attn::backward(op_, in, saved, given, gradients(wanted), run);
+    }
+
+protected:
+    /// What is wanted, by name.
+    virtual typename Op::template gradients<T> gradients(const testing::wanted_gradients<T>&) const = 0;
+    const Op op_;
+};
+
 template <Scalar T>
 using any_operation = std::unique_ptr<const operation<T>>;
 

@@ -22,13 +22,13 @@ struct drawn_weight {
 };
 
 template <Scalar T, PointwiseWeight F, Pattern P, ScoreFunction S>
-class pointwise_operation final : public operation<T> {
+class pointwise_operation final : public operation_of<T, pointwise_attention<F, P, S>> {
     using op_type = pointwise_attention<F, P, S>;
     using number = bounded<T>;
-    op_type op_;
+    using pointwise_operation::operation_of::op_;
 
 public:
-    explicit pointwise_operation(const op_type& op) : operation<T>(op), op_(op) {}
+    using pointwise_operation::operation_of::operation_of;
 
     void reference(const inputs<double>& in, const outputs<double>& out) const override {
         const auto values = out.values.numbers();
@@ -47,11 +47,6 @@ public:
         op_.check_gradients({}, gradients_of<op_type, T>{}, [&](const char*, const tensor_view<T>&, const shape& each) { shapes.push_back(each); });
         return shapes;
     }
-    std::size_t backward_workspace_bytes(const input_shapes& s, index_t concurrency) const override { return op_.template backward_workspace_bytes<T>(s, concurrency); }
-    void backward(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& d_out, const testing::wanted_gradients<T>& wanted,
-                  const execution& run) const override {
-        attn::backward(op_, in, saved, d_out, {{wanted.queries, wanted.keys, wanted.values}, of_weight(wanted), of_score(wanted)}, run);
-    }
     void reference_gradients(const inputs<number>& in, const output_gradients<number>& d_out, const testing::wanted_gradients<number>& wanted) const override {
         const auto add = [&, of = of_score(wanted)](index_t b, index_t h, index_t i, index_t j, const number& x, const number& ds, const number& s, const number& dw) {
             reference::detail::add_parameters(op_.score, of, {b, h, i, j}, x, ds);
@@ -64,6 +59,9 @@ public:
 private:
     static constexpr bool has_parameter = std::same_as<F, sigmoid>;
 
+    gradients_of<op_type, T> gradients(const testing::wanted_gradients<T>& wanted) const override {
+        return {{wanted.queries, wanted.keys, wanted.values}, of_weight(wanted), of_score(wanted)};
+    }
     double scale(const shape& queries) const { return attn::detail::score_scale<double>(op_.scale, queries.channels); }
     // The gradients of its parameters: that of a sigmoid's bias, and of a score function's; those that it has, in this order.
     template <class U>

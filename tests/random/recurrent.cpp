@@ -194,17 +194,12 @@ private:
 };
 
 template <Scalar T, class Rule>
-class recurrent_operation final : public recurrent_with_terms<T> {
-    recurrent_attention<Rule> op_;
-
+class recurrent_operation final : public operation_of<T, recurrent_attention<Rule>, recurrent_with_terms<T>> {
 public:
-    recurrent_operation(const recurrent_attention<Rule>& op, const some_terms<T>& terms) : recurrent_with_terms<T>(op, terms), op_(op) {}
+    using recurrent_operation::operation_of::operation_of;
 
-    std::size_t backward_workspace_bytes(const input_shapes& s, index_t concurrency) const override { return op_.template backward_workspace_bytes<T>(s, concurrency); }
-    void backward(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given, const testing::wanted_gradients<T>& wanted,
-                  const execution& run) const override {
-        attn::backward(op_, in, saved, given, this->named(wanted), run);
-    }
+private:
+    recurrent_gradients<T> gradients(const testing::wanted_gradients<T>& wanted) const override { return this->named(wanted); }
 };
 
 template <Scalar T>

@@ -151,23 +151,16 @@ score_gradients<S, U> with_bias(const S&, const tensor_view<U>& of_bias) {
 }
 
 template <Scalar T, Pattern P, ScoreFunction S, Products R>
-class softmax_operation final : public drawn_softmax_attention<T> {
-    softmax_attention<P, S, R> op_;
-
+class softmax_operation final : public operation_of<T, softmax_attention<P, S, R>, drawn_softmax_attention<T>> {
 public:
-    softmax_operation(const softmax_attention<P, S, R>& op, const softmax_drawn<T>& drawn, const slice& part) : drawn_softmax_attention<T>(op, drawn, part), op_(op) {}
-
-    std::size_t backward_workspace_bytes(const input_shapes& s, index_t concurrency) const override {
-        if constexpr (std::same_as<R, unrounded_products>) return op_.template backward_workspace_bytes<T>(s, concurrency);
-        else return 0;
-    }
-    void backward(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given, const testing::wanted_gradients<T>& wanted,
-                  const execution& run) const override {
-        if constexpr (std::same_as<R, unrounded_products>)
-            attn::backward(op_, in, saved, given, {{wanted.queries, wanted.keys, wanted.values}, this->of_sinks(wanted), with_bias<T, T>(op_.score, this->of_bias(wanted))}, run);
-    }
+    using softmax_operation::operation_of::operation_of;
 
 private:
+    using softmax_operation::operation_of::op_;
+
+    typename softmax_attention<P, S, R>::template gradients<T> gradients(const testing::wanted_gradients<T>& wanted) const override {
+        return {{wanted.queries, wanted.keys, wanted.values}, this->of_sinks(wanted), with_bias<T, T>(op_.score, this->of_bias(wanted))};
+    }
     defined_pairs<T> pairs() const override { return {op_.pattern, op_.score, op_.score}; }
     reference::detail::pair_gradients<bounded<T>> gives_to(const tensor_view<bounded<T>>& of_bias) const override {
         if constexpr (!HasBias<S, T>) return {};

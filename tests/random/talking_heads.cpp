@@ -37,13 +37,13 @@ mixed_head_gradients<T> named_of_heads(const auto& op, const testing::wanted_gra
 }
 
 template <Scalar T, Pattern P, ScoreFunction S>
-class talking_operation final : public operation<T> {
-    using op_type = talking_heads_attention<P, S>;
+class talking_operation final : public operation_of<T, talking_heads_attention<P, S>> {
+    using talking_operation::operation_of::op_;
     std::shared_ptr<const talking_drawn<T>> drawn_;
-    op_type op_;
 
 public:
-    talking_operation(const std::shared_ptr<const talking_drawn<T>>& drawn, const op_type& op) : operation<T>(op), drawn_(drawn), op_(op) {}
+    talking_operation(const talking_heads_attention<P, S>& op, const std::shared_ptr<const talking_drawn<T>>& drawn)
+        : talking_operation::operation_of(op), drawn_(drawn) {}
 
     // What can do with less is called by itself.
     void attend(const inputs<T>& in, const outputs<T>& out, const execution& run) const override { attn::attend(op_, in, out, run); }
@@ -69,29 +69,28 @@ public:
         push(tensor_view<const double>(), op_.sinks);
         return shapes;
     }
-    std::size_t backward_workspace_bytes(const input_shapes& s, index_t concurrency) const override { return op_.template backward_workspace_bytes<T>(s, concurrency); }
-    void backward(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given, const testing::wanted_gradients<T>& wanted,
-                  const execution& run) const override {
-        attn::backward(op_, in, saved, given, named_of_heads(op_, wanted), run);
-    }
     void reference_gradients(const inputs<bounded<T>>& in, const output_gradients<bounded<T>>& given,
                              const testing::wanted_gradients<bounded<T>>& wanted) const override {
         reference::talking_heads_gradients<bounded<T>>(in, given, named_of_heads(op_, wanted), op_.logits_mix, op_.logits_bias, op_.weights_mix, op_.weights_bias, op_.scale,
                                                        op_.score, op_.pattern, op_.sinks);
     }
+
+private:
+    mixed_head_gradients<T> gradients(const testing::wanted_gradients<T>& wanted) const override { return named_of_heads(op_, wanted); }
 };
 
 template <Scalar T, Pattern P, ScoreFunction S>
 any_operation<T> talking_of(const std::shared_ptr<const talking_drawn<T>>& d, const P& pattern, const S& score) {
     const auto view = [](const tensor<double>& mix) { return mix.data() ? mix.view() : tensor_view<const double>(); };
-    return std::make_unique<talking_operation<T, P, S>>(d, talking_heads_attention<P, S>{.logits_mix = view(d->logits_mix),
-                                                                                      .logits_bias = d->logits_bias,
-                                                                                      .weights_mix = view(d->weights_mix),
-                                                                                      .weights_bias = d->weights_bias,
-                                                                                      .scale = d->softmax.scale,
-                                                                                      .score = score,
-                                                                                      .pattern = pattern,
-                                                                                      .sinks = d->softmax.sinks_of(d->all())});
+    const talking_heads_attention<P, S> op{.logits_mix = view(d->logits_mix),
+                                           .logits_bias = d->logits_bias,
+                                           .weights_mix = view(d->weights_mix),
+                                           .weights_bias = d->weights_bias,
+                                           .scale = d->softmax.scale,
+                                           .score = score,
+                                           .pattern = pattern,
+                                           .sinks = d->softmax.sinks_of(d->all())};
+    return std::make_unique<talking_operation<T, P, S>>(op, d);
 }
 
 } // namespace

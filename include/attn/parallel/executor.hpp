@@ -1,6 +1,7 @@
 // Where work runs. An executor is two functions; the library does the rest (tiles, workspace slices, exceptions).
 #pragma once
 
+#include "../core/function_ref.hpp"
 #include "../core/workspace.hpp"
 
 #include <algorithm>
@@ -12,21 +13,7 @@
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// A reference to a callable void(index_t), for the duration of a call. Two pointers: passing it never allocates.
-class function_ref {
-public:
-    /// Refers to `function`, which outlives it.
-    template <class F>
-        requires(!std::same_as<std::remove_cvref_t<F>, function_ref> && std::invocable<F&, index_t>)
-    function_ref(F&& function)
-        : object_(const_cast<void*>(static_cast<const void*>(std::addressof(function)))),
-          call_([](void* object, index_t i) { (*static_cast<std::remove_reference_t<F>*>(object))(i); }) {}
-
-    void operator()(index_t i) const { call_(object_, i); }
-
-private:
-    void* object_;
-    void (*call_)(void*, index_t);
-};
+using function_ref = detail::call_ref<index_t>;
 
 /// Runs bodies in parallel.
 /// - `concurrency()`: how many bodies can run at once, at least 1, the same number for the executor's lifetime.
@@ -118,8 +105,7 @@ public:
     /// Calls body(task, slice) for every task in [0, count). At any moment no two running bodies have the same slice, and
     /// slice < concurrency(), so a slice names a piece of the workspace. Tasks are handed out by an atomic counter: a thread that
     /// is done early takes the next one. The first exception stops the hand-out and reaches the caller.
-    template <std::invocable<index_t, index_t> Body>
-    void for_each(index_t count, const Body& body) const {
+    void for_each(index_t count, detail::call_ref<index_t, index_t> body) const {
         const auto at_once = !pause_ ? count : concurrency_ == 1 ? 1 : 4 * concurrency_; // so that few threads wait for the last
         for (index_t first = 0; first < count; first += at_once) {
             hand_out(first, std::min(count, first + at_once), body);
@@ -139,7 +125,7 @@ protected:
 
 private:
     /// Calls body(task, slice) for the tasks first .. end - 1.
-    void hand_out(index_t first, index_t end, const auto& body) const {
+    void hand_out(index_t first, index_t end, detail::call_ref<index_t, index_t> body) const {
         const auto slices = std::min(end - first, concurrency_);
         if (slices <= 1) {
             for (auto task = first; task < end; ++task) body(task, index_t{0});
