@@ -1,6 +1,7 @@
 // A number that knows how wrong the machine's may be: the definitions, computed in it, bound the errors of the kernels.
 #pragma once
 
+#include <attn/core/inputs.hpp>
 #include <attn/core/tensor.hpp>
 #include <attn/score/score_function.hpp>
 
@@ -124,6 +125,16 @@ tensor<bounded<T>> bounded_copy(const std::type_identity_t<tensor_view<const U>>
             for (index_t i = 0; i < tokens; ++i)
                 for (index_t c = 0; c < channels; ++c) to(b, h, i, c) = from(b, h, i, c);
     return to;
+}
+
+/// Writes what a definition is wrong by, some times: define(inputs, outputs) computes it in numbers that know.
+template <Scalar T>
+void write_bounds(const inputs<double>& in, const outputs<double>& bounds, const auto& define, double times = 1) {
+    const auto copy = [](const stored_view<const double>& from) { return bounded_copy<T, double>(from.numbers()); };
+    const auto q = copy(in.queries), k = copy(in.keys), v = copy(in.values);
+    tensor<bounded<T>> out(bounds.values.shape());
+    define(inputs<bounded<T>>{q, k, v, in.positions}, outputs<bounded<T>>{out});
+    attn::detail::for_each_number(out.shape(), [&](index_t b, index_t h, index_t i, index_t c) { bounds.values(b, h, i, c) = times * out(b, h, i, c).error(); });
 }
 
 } // namespace attn::fuzz

@@ -307,7 +307,8 @@ private:
 
 template <Scalar T>
 std::string broken_promise(const trial<T>& t, draw& random) {
-    return trial_checks<T>(t, random)();
+    if constexpr (!testing::is_tested<T>) return {};
+    else return trial_checks<T>(t, random)();
 }
 
 template std::string broken_promise(const trial<float>&, draw&);

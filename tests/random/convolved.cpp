@@ -103,8 +103,7 @@ public:
         if (!scale().empty()) shapes.push_back(row(scale()));
         return shapes;
     }
-    void reference_gradients(const inputs<bounded<T>>& in, const output_gradients<bounded<T>>& given,
-                             const testing::wanted_gradients<bounded<T>>& wanted) const override {
+    void reference_gradients(const inputs<bounded<T>>& in, const output_gradients<bounded<T>>& given, const testing::wanted_gradients<bounded<T>>& wanted) const override {
         const auto named = this->named(wanted);
         if (is_focused_) find_gradients(in, given.values, wanted, named.row(named.scale));
         else read(in, [&](const inputs<bounded<T>>& mapped) { reference::linear_gradients<bounded<T>>(mapped, given.values, wanted, relu{}, pattern(), true, eps_, 1); });

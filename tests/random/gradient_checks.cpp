@@ -9,6 +9,7 @@ namespace attn::fuzz {
 template <Scalar T>
 std::string broken_gradient(draw& random, const std::vector<defined_gradient<T>>& defined, const std::function<std::size_t(index_t)>& workspace_bytes,
                             const gradient_call<T>& call) {
+    if constexpr (!testing::is_tested<T>) return {};
     std::vector<tensor<T>> ours;
     std::vector<tensor_view<T>> all;
     for (const auto& g : defined) all.push_back(ours.emplace_back(g.exact.shape()).view());

@@ -49,8 +49,7 @@ public:
                        .unit = unit_of<T>,
                        .least = static_cast<double>(std::numeric_limits<T>::min())});
     }
-    void reference_gradients(const inputs<bounded<T>>& in, const output_gradients<bounded<T>>& given,
-                             const testing::wanted_gradients<bounded<T>>& wanted) const override {
+    void reference_gradients(const inputs<bounded<T>>& in, const output_gradients<bounded<T>>& given, const testing::wanted_gradients<bounded<T>>& wanted) const override {
         reference::linear_gradients<bounded<T>>(in, given.values, wanted, op_.feature_map, op_.pattern, op_.normalise, op_.eps, op_.scale);
     }
 
@@ -80,14 +79,9 @@ public:
 
     void reference(const inputs<double>& in, const outputs<double>& out) const override { define(in, out); }
     void bounds(const inputs<double>& in, const outputs<double>& bounds) const override {
-        const auto copy = [](const stored_view<const double>& from) { return bounded_copy<T, double>(from.numbers()); };
-        const auto q = copy(in.queries), k = copy(in.keys), v = copy(in.values);
-        tensor<bounded<T>> out(bounds.values.shape());
-        define(inputs<bounded<T>>{q, k, v, in.positions}, outputs<bounded<T>>{out});
-        attn::detail::for_each_number(out.shape(), [&](index_t b, index_t h, index_t i, index_t c) { bounds.values(b, h, i, c) = out(b, h, i, c).error(); });
+        write_bounds<T>(in, bounds, [&](const auto& known, const auto& out) { define(known, out); });
     }
-    void reference_gradients(const inputs<bounded<T>>& in, const output_gradients<bounded<T>>& given,
-                             const testing::wanted_gradients<bounded<T>>& wanted) const override {
+    void reference_gradients(const inputs<bounded<T>>& in, const output_gradients<bounded<T>>& given, const testing::wanted_gradients<bounded<T>>& wanted) const override {
         reference::vector_linear_gradients<bounded<T>>(in, given.values, wanted, op_.feature_map, op_.pattern, causal_too, op_.normalise, op_.eps, op_.scale);
     }
 

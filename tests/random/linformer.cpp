@@ -167,8 +167,7 @@ public:
                 if (t->data()) shapes.push_back(t->shape());
         return shapes;
     }
-    void reference_gradients(const inputs<bounded<T>>& in, const output_gradients<bounded<T>>& given,
-                             const testing::wanted_gradients<bounded<T>>& wanted) const override {
+    void reference_gradients(const inputs<bounded<T>>& in, const output_gradients<bounded<T>>& given, const testing::wanted_gradients<bounded<T>>& wanted) const override {
         const auto [of_keys, of_values] = named(wanted);
         reference::linformer_gradients<bounded<T>>(
             in, given, wanted, [&](const auto& x) { return define(drawn_->keys_by, drawn_->keys, x); },

@@ -16,32 +16,48 @@
 
 #include <cmath>
 #include <cstring>
+#include <functional>
 
 namespace attn::fuzz {
 
 namespace {
 
+/// A norm, its type hidden.
+template <Scalar T>
+struct any_norm {
+    std::function<tensor<T>(const tensor_view<const T>& x)> normalised;
+    std::function<void(const stored_view<const T>& x, const stored_view<T>& out, const execution&)> normalise;
+    std::function<std::size_t(const shape&, bool narrow, const execution&)> workspace_bytes;
+
+    template <Norm N>
+    any_norm(const N& norm)
+        : normalised([norm](const tensor_view<const T>& x) { return attn::normalise(norm, x); }),
+          normalise([norm](const stored_view<const T>& x, const stored_view<T>& out, const execution& on) { attn::normalise(norm, x, out, on); }),
+          workspace_bytes([norm](const shape& s, bool narrow, const execution& on) {
+              if constexpr (std::same_as<T, float>)
+                  if (narrow) return attn::workspace_bytes<attn::detail::sixteen_bits>(norm, s, on);
+              return attn::workspace_bytes<T>(norm, s, on);
+          }) {}
+};
+
 /// Tokens that are stored in 16 bits are widened first, and the result is rounded last; it may take their place.
-template <class N>
-std::string broken_storage(draw& random, const N& norm, const tensor<float>& x) {
+template <std::same_as<float> T>
+std::string broken_storage(draw& random, const any_norm<T>& norm, const tensor<T>& x) {
     auto from = draw_stored(random, copy_of(x), draw_row_layout(random)), room = draw_room(random, x.shape(), draw_row_layout(random));
-    const auto expected = normalise(norm, from.wide.view());
+    const auto expected = norm.normalised(from.wide.view());
     auto& to = random.one_in(3) ? from : room;
     const auto threads = random.number(1, 4);
-    workspace memory(on_threads(threads, [&](const execution& on) {
-        if (from.view().is_narrow() || to.view().is_narrow()) return workspace_bytes<attn::detail::sixteen_bits>(norm, x.shape(), on);
-        return workspace_bytes<float>(norm, x.shape(), on);
-    }));
+    workspace memory(on_threads(threads, [&](const execution& on) { return norm.workspace_bytes(x.shape(), from.view().is_narrow() || to.view().is_narrow(), on); }));
     std::ranges::fill(memory.bytes(), std::byte{0xff});
-    on_threads(threads, memory, [&](const execution& run) { normalise(norm, from.view(), to.view(), run); });
+    on_threads(threads, memory, [&](const execution& run) { norm.normalise(from.view(), to.view(), run); });
     const auto problem = from.guards_intact() ? other_numbers(to, expected) : "an input was written to";
     return problem.empty() ? problem : "stored " + testing::name_of(from.format()) + " " + testing::name_of(to.format()) + (&to == &from ? " in place" : "") + ": " + problem;
 }
 
 /// A norm on rows in some layout and on some threads: the definition within bounds, the same bits as on contiguous rows on one thread.
-template <Scalar T, class N>
-std::string broken(draw& random, const N& norm, const tensor<T>& x, const tensor<double>& exact, const tensor<double>& bounds) {
-    const auto expected = normalise(norm, x.view());
+template <Scalar T>
+std::string broken(draw& random, const any_norm<T>& norm, const tensor<T>& x, const tensor<double>& exact, const tensor<double>& bounds) {
+    const auto expected = norm.normalised(x.view());
     for (index_t e = 0; e < x.shape().size(); ++e) {
         const auto a = static_cast<double>(expected.data()[e]), b = exact.data()[e];
         if (!(std::abs(a - b) <= 2 * bounds.data()[e]))
@@ -51,8 +67,8 @@ std::string broken(draw& random, const N& norm, const tensor<T>& x, const tensor
     testing::placed<T> from(x, draw_row_layout(random)), to(x.shape(), draw_row_layout(random));
     static thread_pool pools[] = {thread_pool(1), thread_pool(2), thread_pool(3)};
     auto& pool = random.one_of({&pools[0], &pools[1], &pools[2]})[0];
-    workspace memory(norm.workspace_bytes(x.shape(), pool.concurrency()));
-    normalise(norm, tensor_view<const T>(from.view()), to.view(), execution(pool, memory));
+    workspace memory(norm.workspace_bytes(x.shape(), false, execution(pool)));
+    norm.normalise(from.view(), to.view(), execution(pool, memory));
     if (!from.guards_intact() || !to.guards_intact()) return "wrote beside its output";
     if (!testing::same_bits(to.copy(), expected)) return "other bits elsewhere";
     if constexpr (std::same_as<T, float>)
@@ -85,14 +101,14 @@ struct gradient_problem {
         return {of.data(), static_cast<std::size_t>(of.shape().size())};
     }
     /// call(x, given, wanted) is the kernel's.
-    template <class Call>
-    std::string broken(draw& random, const auto& workspace_bytes, const Call& call) {
+    std::string broken(draw& random, const std::function<std::size_t(index_t)>& workspace_bytes,
+                       const std::function<void(const tensor_view<const T>&, const tensor_view<const T>&, const any_gradients<T>&, const execution&)>& call) {
         testing::placed<T> other_x(x, draw_row_layout(random)), other_given(given, draw_row_layout(random));
         return broken_gradient<T>(random, defined, workspace_bytes, [&](const std::vector<tensor_view<T>>& wanted, bool elsewhere, const execution& run) {
             const auto row_of = [&](std::size_t at) { return at < wanted.size() ? std::span<T>(wanted[at].data(), static_cast<std::size_t>(wanted[at].shape().size())) : std::span<T>(); };
             any_gradients<T> to;
             to.x = wanted[0], to.weight = row_of(1), to.bias = row_of(2), to.eta = row_of(3), to.shift = row_of(4);
-            if (elsewhere) call(tensor_view<const T>(other_x.view()), tensor_view<const T>(other_given.view()), to, run);
+            if (elsewhere) call(other_x.view(), other_given.view(), to, run);
             else call(x.view(), given.view(), to, run);
         });
     }
@@ -179,7 +195,7 @@ outcome attempt_bounded(draw& random) {
     static constexpr const char* names[] = {"unit_norm", "dynamic_tanh", "dynamic_erf"};
     outcome result{std::string(names[kind]) + " " + to_string(s) + ", deviation " + std::to_string(deviation) + ", alpha " + std::to_string(alpha), {}};
     const auto judge = [&](const auto& norm, const auto& of_gradient) {
-        result.problem = broken(random, norm, x, exact, bounds);
+        result.problem = broken<T>(random, norm, x, exact, bounds);
         if (!result.problem.empty()) return;
         const auto problem = of_gradient(norm);
         if (!problem.empty()) result.problem = "gradient of the " + problem;
@@ -244,11 +260,11 @@ outcome attempt(draw& random) {
     }
     static constexpr const char* names[] = {"layer_norm", "rms_norm", "batch_norm", "rep_batch_norm"};
     outcome result{std::string(names[kind]) + " " + to_string(s) + ", mean " + std::to_string(mean) + ", deviation " + std::to_string(deviation), {}};
-    if (kind == 0) result.problem = broken(random, layer_norm<T>{weight, bias, eps}, x, exact, bounds);
-    if (kind == 1) result.problem = broken(random, rms_norm<T>{weight, eps}, x, exact, bounds);
+    if (kind == 0) result.problem = broken<T>(random, layer_norm<T>{weight, bias, eps}, x, exact, bounds);
+    if (kind == 1) result.problem = broken<T>(random, rms_norm<T>{weight, eps}, x, exact, bounds);
     const batch_norm<T> batch{.weight = weight, .bias = bias, .mean = means, .variance = variances, .eps = eps};
-    if (kind == 2) result.problem = broken(random, batch, x, exact, bounds);
-    if (kind == 3) result.problem = broken(random, rep_batch_norm<T>{.batch = batch, .eta = eta}, x, exact, bounds);
+    if (kind == 2) result.problem = broken<T>(random, batch, x, exact, bounds);
+    if (kind == 3) result.problem = broken<T>(random, rep_batch_norm<T>{.batch = batch, .eta = eta}, x, exact, bounds);
     if (!result.problem.empty()) return result;
     const auto of_gradient = kind == 0   ? broken_row_gradient(random, layer_norm<T>{weight, bias, eps}, x)
                              : kind == 1 ? broken_row_gradient(random, rms_norm<T>{weight, eps}, x)

@@ -41,8 +41,7 @@ public:
     virtual std::size_t backward_workspace_bytes(const input_shapes&, index_t concurrency) const = 0;
     virtual void backward(const inputs<T>&, const saved_outputs<T>&, const output_gradients<T>&, const testing::wanted_gradients<T>&, const execution&) const = 0;
     /// Its definition.
-    virtual void reference_gradients(const inputs<bounded<T>>&, const output_gradients<bounded<T>>&,
-                                     const testing::wanted_gradients<bounded<T>>&) const = 0;
+    virtual void reference_gradients(const inputs<bounded<T>>&, const output_gradients<bounded<T>>&, const testing::wanted_gradients<bounded<T>>&) const = 0;
 
 private:
     any_attention<T> any_;

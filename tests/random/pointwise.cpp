@@ -30,17 +30,9 @@ class pointwise_operation final : public operation_of<T, pointwise_attention<F, 
 public:
     using pointwise_operation::operation_of::operation_of;
 
-    void reference(const inputs<double>& in, const outputs<double>& out) const override {
-        const auto values = out.values.numbers();
-        attn::detail::fill_zero(values);
-        reference::pointwise<double>(in, values, op_.weight, scale(in.queries.shape()), op_.score, op_.pattern);
-    }
+    void reference(const inputs<double>& in, const outputs<double>& out) const override { define(in, out); }
     void bounds(const inputs<double>& in, const outputs<double>& bounds) const override {
-        const auto copy = [](const stored_view<const double>& from) { return bounded_copy<T, double>(from.numbers()); };
-        const auto q = copy(in.queries), k = copy(in.keys), v = copy(in.values);
-        tensor<number> out(bounds.values.shape());
-        reference::pointwise<number>({q, k, v, in.positions}, out.view(), op_.weight, scale(q.shape()), op_.score, op_.pattern);
-        attn::detail::for_each_number(out.shape(), [&](index_t b, index_t h, index_t i, index_t c) { bounds.values(b, h, i, c) = out(b, h, i, c).error(); });
+        write_bounds<T>(in, bounds, [&](const auto& known, const auto& out) { define(known, out); });
     }
     std::vector<shape> parameter_shapes(const input_shapes&) const override {
         std::vector<shape> shapes;
@@ -61,6 +53,12 @@ private:
 
     gradients_of<op_type, T> gradients(const testing::wanted_gradients<T>& wanted) const override {
         return {{wanted.queries, wanted.keys, wanted.values}, of_weight(wanted), of_score(wanted)};
+    }
+    template <class U>
+    void define(const inputs<U>& in, const outputs<U>& out) const {
+        const auto values = out.values.numbers();
+        attn::detail::fill_zero(values);
+        reference::pointwise<U>(in, values, op_.weight, scale(in.queries.shape()), op_.score, op_.pattern);
     }
     double scale(const shape& queries) const { return attn::detail::score_scale<double>(op_.scale, queries.channels); }
     // The gradients of its parameters: that of a sigmoid's bias, and of a score function's; those that it has, in this order.

@@ -144,14 +144,8 @@ public:
 
     void reference(const inputs<double>& in, const outputs<double>& out) const override { define(in, out); }
     void bounds(const inputs<double>& in, const outputs<double>& bounds) const override {
-        if (terms_.all->kind == linear || terms_.all->kind == gated) {
-            const auto copy = [](const stored_view<const double>& from) { return bounded_copy<T, double>(from.numbers()); };
-            const auto q = copy(in.queries), k = copy(in.keys), v = copy(in.values);
-            tensor<bounded<T>> exact(bounds.values.shape());
-            define(inputs<bounded<T>>{q, k, v}, outputs<bounded<T>>{exact});
-            attn::detail::for_each_number(exact.shape(), [&](index_t b, index_t h, index_t i, index_t c) { bounds.values(b, h, i, c) = 2 * exact(b, h, i, c).error(); });
-            return;
-        }
+        if (terms_.all->kind == linear || terms_.all->kind == gated)
+            return write_bounds<T>(in, bounds, [&](const auto& known, const auto& out) { define(known, out); }, 2);
         terms_.template with_definition<double>([&](const auto& defined, const auto& first) {
             error_of_states<T>(in, defined, first, terms_.scale(in.keys.shape().channels), terms_.all->along_b, bounds.values.numbers());
         });
@@ -162,8 +156,7 @@ public:
             if (view.data()) shapes.push_back(view.shape());
         return shapes;
     }
-    void reference_gradients(const inputs<bounded<T>>& in, const output_gradients<bounded<T>>& given,
-                             const testing::wanted_gradients<bounded<T>>& wanted) const override {
+    void reference_gradients(const inputs<bounded<T>>& in, const output_gradients<bounded<T>>& given, const testing::wanted_gradients<bounded<T>>& wanted) const override {
         terms_.template with_definition<bounded<T>>([&](const auto& defined, const auto& first) {
             reference::recurrent_gradients_of<bounded<T>>(defined, terms_.scale(in.keys.shape().channels), in, given.values, named(wanted), first);
         });

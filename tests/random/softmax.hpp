@@ -112,8 +112,7 @@ public:
         if (drawn_.bias) shapes.push_back(drawn_.bias_of(part_).bias.shape());
         return shapes;
     }
-    void reference_gradients(const inputs<bounded<T>>& in, const output_gradients<bounded<T>>& given,
-                             const testing::wanted_gradients<bounded<T>>& wanted) const override {
+    void reference_gradients(const inputs<bounded<T>>& in, const output_gradients<bounded<T>>& given, const testing::wanted_gradients<bounded<T>>& wanted) const override {
         const auto pairs = this->pairs();
         reference::softmax_gradients<bounded<T>>(in, given, wanted, of_sinks(wanted), drawn_.scale, pairs.slopes, pairs.pattern, sinks_, gives_to(of_bias(wanted)));
     }

@@ -69,8 +69,7 @@ public:
         push(tensor_view<const double>(), op_.sinks);
         return shapes;
     }
-    void reference_gradients(const inputs<bounded<T>>& in, const output_gradients<bounded<T>>& given,
-                             const testing::wanted_gradients<bounded<T>>& wanted) const override {
+    void reference_gradients(const inputs<bounded<T>>& in, const output_gradients<bounded<T>>& given, const testing::wanted_gradients<bounded<T>>& wanted) const override {
         reference::talking_heads_gradients<bounded<T>>(in, given, named_of_heads(op_, wanted), op_.logits_mix, op_.logits_bias, op_.weights_mix, op_.weights_bias, op_.scale,
                                                        op_.score, op_.pattern, op_.sinks);
     }
