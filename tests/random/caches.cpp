@@ -97,11 +97,10 @@ public:
             skips_evicted_ = random.one_in(2);
         }
         pages_ = random.one_in(3) ? random.number(0, 6) : 40;
-        name_ = (std::same_as<T, float> ? "float; " : "double; ") + describe(size_) + "; pages of " + std::to_string(layout_.page_tokens) + ", " +
-                std::to_string(pages_) + " of them, format " + std::to_string(static_cast<int>(layout_.format)) + " but for " +
-                std::to_string(layout_.exact_tokens) + (layout_.rotates_keys ? ", rotated" : "") +
-                (turns_ ? skips_evicted_ ? ", turned on reading by places among those left" : ", turned on reading" : "") + "; tree " + d_.tree->name() +
-                "; stepped " + d_.stepped->name() + "; steps " + d_.steps->name() + ";";
+        name_ = joined(std::same_as<T, float> ? "float; " : "double; ", describe(size_), "; pages of ", layout_.page_tokens, ", ", pages_, " of them, format ",
+                       static_cast<int>(layout_.format), " but for ", layout_.exact_tokens, layout_.rotates_keys ? ", rotated" : "",
+                       turns_ ? skips_evicted_ ? ", turned on reading by places among those left" : ", turned on reading" : "", "; tree ", d_.tree->name(), "; stepped ",
+                       d_.stepped->name(), "; steps ", d_.steps->name(), ";");
     }
     outcome run() {
         rotary_reading<T> reading{.skips_evicted = skips_evicted_};
@@ -143,7 +142,7 @@ private:
         }
         case 6: {
             const auto first = random_.number(0, m.size()), count = random_.number(0, m.size() - first);
-            say("evict " + std::to_string(count) + " from " + std::to_string(first));
+            say(joined("evict ", count, " from ", first));
             m.ours.evict({first, count});
             std::fill_n(m.kept.begin() + first, count, false);
             return;
@@ -187,7 +186,7 @@ private:
         std::vector<index_t> numbers;
         for (index_t number = 0; number < m.size() - first; ++number)
             if (random_.one_in(2)) numbers.push_back(number);
-        say("keep " + std::to_string(numbers.size()) + " from " + std::to_string(first) + " on");
+        say(joined("keep ", numbers.size(), " from ", first, " on"));
         const auto free = pool.free_pages();
         try {
             m.ours.keep(first, numbers);
@@ -222,7 +221,7 @@ private:
     void release(modelled<T>& m) {
         const auto width = random_.number(1, 400), sinks = random_.number(0, 3);
         const auto pattern = sliding_window(width) | (causal{} & global{sinks});
-        say("release what a window of " + std::to_string(width) + " and " + std::to_string(sinks) + " first tokens do not show");
+        say(joined("release what a window of ", width, " and ", sinks, " first tokens do not show"));
         m.ours.release(pattern);
         auto left = m.kept;
         for (const auto& range : m.ours.evicted()) std::fill_n(left.begin() + range.first, range.count, false);

@@ -170,9 +170,8 @@ std::string broken_causal_gradient(draw& random, const causal_problem<T, F>& p) 
 template <Scalar T, class F>
 outcome attempt_causal(draw& random, const F& activation, const char* name) {
     const causal_problem<T, F> p(random, activation);
-    const auto floats = std::same_as<T, float>;
-    outcome result{std::string(floats ? "float " : "double ") + "x " + to_string(p.x.shape()) + ", weights " + to_string(p.weights.shape()) + (p.bias.empty() ? "" : ", bias") +
-                       (p.has_state ? ", state" : "") + name, {}};
+    outcome result{joined(std::same_as<T, float> ? "float x " : "double x ", p.x.shape(), ", weights ", p.weights.shape(), p.bias.empty() ? "" : ", bias",
+                          p.has_state ? ", state" : "", name), {}};
     const convolved_tokens<T> expected(p);
     result.problem = broken_causal(random, p, expected);
     if constexpr (std::same_as<T, float>)

@@ -25,8 +25,7 @@ outcome attempt(draw& random) {
     std::ranges::generate(bias, [&] { return static_cast<T>(number()); });
     const auto x = filled<T>(from, number), before = filled<T>(to, number);
     const depthwise_convolution<T> op{weights.view(), bias, grid ? height : 0, grid ? width : 0, causal};
-    outcome result{"x " + to_string(from) + ", kernel " + to_string(weights.shape()) + ", grid " + std::to_string(op.height) + " x " +
-                       std::to_string(op.width) + (causal ? ", causal" : "") + (bias.empty() ? "" : ", bias"), {}};
+    outcome result{joined("x ", from, ", kernel ", weights.shape(), ", grid ", op.height, " x ", op.width, causal ? ", causal" : "", bias.empty() ? "" : ", bias"), {}};
 
     auto expected = copy_of(before);
     add_convolution(op, x.view(), expected.view());
@@ -40,7 +39,7 @@ outcome attempt(draw& random) {
     add_convolution_bounds(wide.view(), std::as_const(exact).view(), bounds.view(), where, wide_weights.view(), wide_bias, {}, unit_of<T>);
     for (index_t e = 0; e < to.size(); ++e)
         if (!(std::abs(static_cast<double>(expected.data()[e]) - exact.data()[e]) <= 2 * bounds.data()[e] + 2 * unit_of<T>)) {
-            result.problem = "element " + std::to_string(e) + " is " + std::to_string(expected.data()[e]) + ", not " + std::to_string(exact.data()[e]);
+            result.problem = joined("element ", e, " is ", expected.data()[e], ", not ", exact.data()[e]);
             return result;
         }
 

@@ -280,9 +280,8 @@ trial<T> draw_convolved(draw& random) {
         return make({{own->weights.view(), own->bias, height > 0 ? queries / width : 0, width, causal_kernel},
                      view_of(own->encoding).slice({.tokens = {first_key, keys}}), view_of(own->read).slice({.tokens = {first, queries}})}, queries);
     };
-    t.name = std::string(kind == 2 ? "lengths" : kind == 3 ? "causal" : "dense") + (is_focused && kind != 3 ? ", focused, power " + std::to_string(d->power) : "") +
-             ", kernel " + to_string(d->weights.shape()) + ", grid " + std::to_string(height) + " x " + std::to_string(width) +
-             (d->encoding.data() ? ", encoding" : "") + (other ? ", another input" : "") + (d->bias.empty() ? "" : ", bias");
+    t.name = joined(kind == 2 ? "lengths" : kind == 3 ? "causal" : "dense", is_focused && kind != 3 ? joined(", focused, power ", d->power) : "", ", kernel ", d->weights.shape(),
+                    ", grid ", height, " x ", width, d->encoding.data() ? ", encoding" : "", other ? ", another input" : "", d->bias.empty() ? "" : ", bias");
     return t;
 }
 

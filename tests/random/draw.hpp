@@ -5,6 +5,8 @@
 
 #include <array>
 #include <limits>
+#include <string>
+#include <string_view>
 #include <vector>
 
 namespace attn::fuzz {
@@ -52,6 +54,18 @@ tensor<T> filled(const shape& s, F&& f) {
     tensor<T> t(s);
     std::generate_n(t.data(), s.size(), [&] { return static_cast<T>(f()); });
     return t;
+}
+
+/// Texts, numbers and shapes as one text.
+std::string joined(const auto&... pieces) {
+    std::string text;
+    const auto append = [&](const auto& piece) {
+        using std::to_string;
+        if constexpr (std::convertible_to<decltype(piece), std::string_view>) text += piece;
+        else text += to_string(piece);
+    };
+    (append(pieces), ...);
+    return text;
 }
 
 } // namespace attn::fuzz

@@ -58,8 +58,8 @@ outcome attempt_hashed(draw& random) {
         for (index_t c = 0; c < d_k; ++c) q.data()[row * d_k + c] = alike ? pool_of(0, 0, from, c) : static_cast<T>(random.real(-2, 2));
     }
     const auto v = filled<T>({batch, heads, n, d_v}, [&] { return random.real(-1, 1); });
-    outcome result{"q " + to_string(q.shape()) + ", d_v " + std::to_string(d_v) + ", rotations " + to_string(rotations.shape()) + ", chunk " +
-                       std::to_string(op.chunk_of(n)) + (op.pattern.is_causal ? ", causal" : "") + (alike ? ", " + std::to_string(directions) + " directions" : ""), {}};
+    outcome result{joined("q ", q.shape(), ", d_v ", d_v, ", rotations ", rotations.shape(), ", chunk ", op.chunk_of(n), op.pattern.is_causal ? ", causal" : "",
+                          alike ? joined(", ", directions, " directions") : ""), {}};
 
     const inputs<T> in{q, q, v};
     const auto run = [&](const inputs<T>& from, const outputs<T>& to, auto& executor) {

@@ -32,7 +32,7 @@ outcome attempt(draw& random) {
     const auto cut = random.number(0, d.size.keys);
     outcome result{describe(d.size) + "; tree " + d.tree->name() + "; cut at key " + std::to_string(cut), {}};
 
-    const auto op = softmax_plain(softmax_kind::composed, d, {0, d.size.batch, 0, d.size.heads});
+    const auto op = softmax_of(softmax_kind::composed, d, {0, d.size.batch, 0, d.size.heads});
     auto ours = some_keys<T>(*op, in, 0, cut);
     auto later = some_keys<T>(*op, in, cut, d.size.keys - cut);
     merge(ours.out(), later.out());

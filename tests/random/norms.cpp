@@ -61,8 +61,7 @@ std::string broken(draw& random, const any_norm<T>& norm, const tensor<T>& x, co
     for (index_t e = 0; e < x.shape().size(); ++e) {
         const auto a = static_cast<double>(expected.data()[e]), b = exact.data()[e];
         if (!(std::abs(a - b) <= 2 * bounds.data()[e]))
-            return "element " + std::to_string(e) + " is " + std::to_string(a) + ", not " + std::to_string(b) + " +- " +
-                   std::to_string(bounds.data()[e]);
+            return joined("element ", e, " is ", a, ", not ", b, " +- ", bounds.data()[e]);
     }
     testing::placed<T> from(x, draw_row_layout(random)), to(x.shape(), draw_row_layout(random));
     static thread_pool pools[] = {thread_pool(1), thread_pool(2), thread_pool(3)};
@@ -193,7 +192,7 @@ outcome attempt_bounded(draw& random) {
     tensor<double> exact(s), bounds(s);
     for (index_t e = 0; e < s.size(); ++e) exact.data()[e] = defined.data()[e].value(), bounds.data()[e] = defined.data()[e].error();
     static constexpr const char* names[] = {"unit_norm", "dynamic_tanh", "dynamic_erf"};
-    outcome result{std::string(names[kind]) + " " + to_string(s) + ", deviation " + std::to_string(deviation) + ", alpha " + std::to_string(alpha), {}};
+    outcome result{joined(names[kind], " ", s, ", deviation ", deviation, ", alpha ", alpha), {}};
     const auto judge = [&](const auto& norm, const auto& of_gradient) {
         result.problem = broken<T>(random, norm, x, exact, bounds);
         if (!result.problem.empty()) return;
@@ -259,7 +258,7 @@ outcome attempt(draw& random) {
         }
     }
     static constexpr const char* names[] = {"layer_norm", "rms_norm", "batch_norm", "rep_batch_norm"};
-    outcome result{std::string(names[kind]) + " " + to_string(s) + ", mean " + std::to_string(mean) + ", deviation " + std::to_string(deviation), {}};
+    outcome result{joined(names[kind], " ", s, ", mean ", mean, ", deviation ", deviation), {}};
     if (kind == 0) result.problem = broken<T>(random, layer_norm<T>{weight, bias, eps}, x, exact, bounds);
     if (kind == 1) result.problem = broken<T>(random, rms_norm<T>{weight, eps}, x, exact, bounds);
     const batch_norm<T> batch{.weight = weight, .bias = bias, .mean = means, .variance = variances, .eps = eps};

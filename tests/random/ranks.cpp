@@ -233,7 +233,7 @@ outcome check_linear_over_ranks(draw& random) {
         while (convolution.width > 1 && convolution.width % 2 == 0 && random.one_in(2)) convolution.width /= 2, convolution.height *= 2;
         const auto weights = testing::random_tensor<T>({1, size.value_dim, 2 * random.number(0, 3) + 1, 2 * random.number(0, 4) + 1}, 3);
         convolution.weights = weights;
-        result.name += "; simplified linear, grid " + std::to_string(convolution.height) + " x " + std::to_string(convolution.width) + ", kernel " + to_string(weights.shape());
+        result.name += joined("; simplified linear, grid ", convolution.height, " x ", convolution.width, ", kernel ", weights.shape());
         result.problem = t.check(simplified_linear_attention{.convolution = size.value_dim > 0 ? convolution : depthwise_convolution<T>{}, .pattern = lengths{length}});
     }
     }

@@ -263,8 +263,8 @@ trial<T> draw_recurrent(draw& random) {
 
     for (const auto [kind, name] : testing::all_rules)
         if (kind == all->kind) t.name = name;
-    t.name += (all->by_channel ? ", by channel" : "") + std::string(", decays of kind ") + std::to_string(decays) + (all->from_first ? ", from a state" : "") +
-              ", terms of " + to_string(all->log_decay.shape()) + to_string(all->beta.shape()) + to_string(all->a.shape()) + to_string(all->b.shape());
+    t.name += joined(all->by_channel ? ", by channel" : "", ", decays of kind ", decays, all->from_first ? ", from a state" : "", ", terms of ", all->log_decay.shape(),
+                     all->beta.shape(), all->a.shape(), all->b.shape());
     t.op = recurrent_of<T>({all});
     t.has_gradient = s.queries * s.key_dim * s.value_dim <= 40'000; // whose definition keeps all states
     t.part = [all](index_t b, index_t g) { return recurrent_of<T>({all, b, g}); };

@@ -51,8 +51,8 @@ outcome attempt_rotation(draw& random) {
     std::vector<index_t> first(static_cast<std::size_t>(s.batch));
     std::ranges::generate(first, [&] { return random.number(0, count - s.tokens); });
     const auto where = listed ? rotary_positions(places) : shared && s.batch > 0 ? rotary_positions(first[0]) : rotary_positions(per_batch(first));
-    result.name += ", x " + to_string(s) + ", " + std::to_string(channels) + " channels of " + std::to_string(axes) + " axes, " +
-                   (pairs == rotary_pairs::interleaved ? "interleaved, " : "half split, ") + (listed ? "listed" : "counted");
+    result.name += joined(", x ", s, ", ", channels, " channels of ", axes, " axes, ", pairs == rotary_pairs::interleaved ? "interleaved, " : "half split, ",
+                          listed ? "listed" : "counted");
 
     const rotary<T> turns(count, f, pairs);
     const auto expected = rotate(turns, x, where);
@@ -74,7 +74,7 @@ outcome attempt_rotation(draw& random) {
                         bound = rounding<T>(own, other, f.magnitude);
                     }
                     if (std::abs(ours - exact) <= bound) continue;
-                    result.problem = "channel " + std::to_string(c) + " of token " + std::to_string(i) + " is " + std::to_string(ours) + ", not " + std::to_string(exact);
+                    result.problem = joined("channel ", c, " of token ", i, " is ", ours, ", not ", exact);
                     return result;
                 }
 

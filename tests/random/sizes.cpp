@@ -77,9 +77,8 @@ std::string describe(const sizes& s) {
         for (const auto x : v) text.append(text.empty() ? "" : " ").append(std::to_string(x));
         return text;
     };
-    return "batch " + std::to_string(s.batch) + ", heads " + std::to_string(s.heads) + " / " + std::to_string(s.kv_heads) + ", " +
-           std::to_string(s.queries) + " queries from " + list(s.first_query) + ", " + std::to_string(s.keys) + " keys from " +
-           list(s.first_key) + ", d_k " + std::to_string(s.key_dim) + ", d_v " + std::to_string(s.value_dim);
+    return joined("batch ", s.batch, ", heads ", s.heads, " / ", s.kv_heads, ", ", s.queries, " queries from ", list(s.first_query), ", ", s.keys, " keys from ",
+                  list(s.first_key), ", d_k ", s.key_dim, ", d_v ", s.value_dim);
 }
 
 template <Scalar T>

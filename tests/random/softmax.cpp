@@ -32,18 +32,6 @@ template struct softmax_drawn<double>;
 
 namespace {
 
-template <Scalar T>
-any_operation<T> softmax_of_kind(softmax_kind kind, const softmax_drawn<T>& d, const slice& s) {
-    if (kind <= softmax_kind::composed) return softmax_plain(kind, d, s);
-    if (kind <= softmax_kind::sparse) return softmax_passes(kind, d, s);
-    if (kind <= softmax_kind::masked) return softmax_tables(kind, d, s);
-    if (kind <= softmax_kind::scored_passes) return softmax_scores(kind, d, s);
-    if (kind <= softmax_kind::biased_passes) return softmax_bias(kind, d, s);
-    if constexpr (std::same_as<T, float>)
-        if (kind >= softmax_kind::rounding) return softmax_rounding(kind, d, s);
-    return softmax_then(kind, d, s);
-}
-
 score_order order_of(softmax_kind kind) {
     switch (kind) {
     case softmax_kind::scored:
@@ -189,25 +177,22 @@ trial<T> draw_softmax(draw& random) {
         for (index_t e = 0; e < t.in.values.shape().size(); ++e) t.in.values.data()[e] *= std::numeric_limits<T>::max() / 4;
     t.name = names[static_cast<std::size_t>(kind)];
     const auto mentions = [&](const char* part) { return t.name.find(part) != std::string::npos; };
-    const auto described = t.name + (mentions("tree") && !mentions("sparse_transformer") ? "; tree " + d.tree->name() : "") +
-                           (mentions("stepped") ? "; stepped " + d.stepped->name() : "") +
-                           (mentions("other") ? "; other " + d.other_stepped->name() : "") +
-                           (kind == softmax_kind::window || kind == softmax_kind::sparse || kind == softmax_kind::packed || kind == softmax_kind::blocks
-                                ? " of " + std::to_string(d.length)
-                                : "") +
-                           (mentions("steps") ? "; steps " + d.steps->name() : "") + (d.bias ? "; bias " + to_string(d.bias->numbers.shape()) + (has_lowest(d.bias->numbers) ? " with lowest numbers" : "") : "");
+    const bool has_length = kind == softmax_kind::window || kind == softmax_kind::sparse || kind == softmax_kind::packed || kind == softmax_kind::blocks;
     static constexpr const char* kinds_of_values[] = {"", "; peaked", "; equal scores", "; exact scores"};
-    t.name = described + kinds_of_values[static_cast<int>(values)] + (large_values ? "; large values" : "");
+    t.name = joined(t.name, mentions("tree") && !mentions("sparse_transformer") ? "; tree " + d.tree->name() : "", mentions("stepped") ? "; stepped " + d.stepped->name() : "",
+                    mentions("other") ? "; other " + d.other_stepped->name() : "", has_length ? joined(" of ", d.length) : "", mentions("steps") ? "; steps " + d.steps->name() : "",
+                    d.bias ? joined("; bias ", d.bias->numbers.shape(), has_lowest(d.bias->numbers) ? " with lowest numbers" : "") : "", kinds_of_values[static_cast<int>(values)],
+                    large_values ? "; large values" : "");
     if (!d.sinks->empty()) {
         t.name += "; sinks";
         for (const auto sink : *d.sinks) t.name.append(" ").append(std::to_string(sink));
     }
     const auto own = std::make_shared<const softmax_drawn<T>>(d);
-    t.op = softmax_of_kind(kind, *own, {0, t.size.batch, 0, t.size.heads});
+    t.op = softmax_of(kind, *own, {0, t.size.batch, 0, t.size.heads});
     t.has_gradient = kind < softmax_kind::rounding && !large_values; // whose products with anything overflow; rounding has none
     t.part = [own, kind](index_t b, index_t g) {
         const auto group = own->size.heads / own->size.kv_heads;
-        return softmax_of_kind(kind, *own, {b, 1, g * group, group});
+        return softmax_of(kind, *own, {b, 1, g * group, group});
     };
     return t;
 }

@@ -81,61 +81,6 @@ void for_bias(const S& score, G& gradients, const auto& f) {
     }
 }
 
-/// What definitions ask about pairs of a query and a key, whatever the types of an operator's pattern and score function. It outlives them.
-template <Scalar T>
-struct defined_pairs {
-    reference::detail::visible_pairs pattern;
-    reference::detail::pair_scores<double, false> scores;
-    reference::detail::pair_scores<bounded<T>, true> slopes;
-};
-
-/// Softmax attention with what was drawn for it, which outlives it: what is asked of it whatever its pattern and score function are.
-template <Scalar T>
-class drawn_softmax_attention : public operation<T> {
-public:
-    drawn_softmax_attention(const Attention auto& op, const softmax_drawn<T>& drawn, const slice& part)
-        : operation<T>(op), drawn_(drawn), part_(part), sinks_(drawn.sinks_of(part)) {}
-
-    void reference(const inputs<double>& in, const outputs<double>& out) const override {
-        const auto pairs = this->pairs();
-        reference::softmax<double>(in, out, drawn_.scale, pairs.scores, pairs.pattern, sinks_);
-    }
-    void bounds(const inputs<double>& in, const outputs<double>& bounds) const override {
-        auto terms = drawn_.terms(part_, in.queries.shape().channels);
-        terms.sees = pairs().pattern;
-        softmax_bounds(in, bounds, terms);
-    }
-    /// Of sinks and of a bias, those that there are, in this order.
-    std::vector<shape> parameter_shapes(const input_shapes& s) const override {
-        std::vector<shape> shapes;
-        if (!sinks_.empty()) shapes.push_back({1, s.queries.heads, 1, 1});
-        if (drawn_.bias) shapes.push_back(drawn_.bias_of(part_).bias.shape());
-        return shapes;
-    }
-    void reference_gradients(const inputs<bounded<T>>& in, const output_gradients<bounded<T>>& given, const testing::wanted_gradients<bounded<T>>& wanted) const override {
-        const auto pairs = this->pairs();
-        reference::softmax_gradients<bounded<T>>(in, given, wanted, of_sinks(wanted), drawn_.scale, pairs.slopes, pairs.pattern, sinks_, gives_to(of_bias(wanted)));
-    }
-
-protected:
-    template <class U>
-    tensor_view<U> of_sinks(const testing::wanted_gradients<U>& wanted) const {
-        return sinks_.empty() ? tensor_view<U>() : wanted.parameter(0);
-    }
-    template <class U>
-    tensor_view<U> of_bias(const testing::wanted_gradients<U>& wanted) const {
-        return wanted.parameter(sinks_.empty() ? 0 : 1);
-    }
-    virtual defined_pairs<T> pairs() const = 0;
-    /// Adds a pair's part to the gradient of the score function's bias.
-    virtual reference::detail::pair_gradients<bounded<T>> gives_to(const tensor_view<bounded<T>>& of_bias) const = 0;
-
-private:
-    const softmax_drawn<T>& drawn_;
-    slice part_;
-    std::span<const double> sinks_;
-};
-
 /// A score function that is an additive bias, or a chain with one.
 template <class S, class T>
 concept HasBias = std::same_as<S, additive_bias<T>> || requires(const S& score) { std::get<additive_bias<T>>(score.functions); };
@@ -149,58 +94,20 @@ score_gradients<S, U> with_bias(const S&, const tensor_view<U>& of_bias) {
     return all;
 }
 
-template <Scalar T, Pattern P, ScoreFunction S, Products R>
-class softmax_operation final : public operation_of<T, softmax_attention<P, S, R>, drawn_softmax_attention<T>> {
-public:
-    using softmax_operation::operation_of::operation_of;
-
-private:
-    using softmax_operation::operation_of::op_;
-
-    typename softmax_attention<P, S, R>::template gradients<T> gradients(const testing::wanted_gradients<T>& wanted) const override {
-        return {{wanted.queries, wanted.keys, wanted.values}, this->of_sinks(wanted), with_bias<T, T>(op_.score, this->of_bias(wanted))};
-    }
-    defined_pairs<T> pairs() const override { return {op_.pattern, op_.score, op_.score}; }
-    reference::detail::pair_gradients<bounded<T>> gives_to(const tensor_view<bounded<T>>& of_bias) const override {
-        if constexpr (!HasBias<S, T>) return {};
-        else return [this, wanted = with_bias<T, bounded<T>>(op_.score, of_bias)](index_t b, index_t h, index_t i, index_t j, const bounded<T>& x, const bounded<T>& dx) {
-            reference::detail::add_parameters(op_.score, wanted, {b, h, i, j}, x, dx);
-        };
-    }
-};
-
-/// The operator with a pattern and a score function; the definition takes the same. In numbers that the build has not, nothing is compiled.
-template <Scalar T, Products R = unrounded_products, Pattern P, ScoreFunction S>
-any_operation<T> softmax_of(const softmax_drawn<T>& drawn, const slice& part, const P& pattern, const S& score) {
-    if constexpr (!testing::is_tested<T>) return {};
-    else return std::make_unique<softmax_operation<T, P, S, R>>(
-        softmax_attention<P, S, R>{.scale = drawn.scale, .score = score, .pattern = pattern, .sinks = drawn.sinks_of(part)}, drawn, part);
-}
-
-/// Each of these is compiled in a file of its own group.
+/// The few types of patterns and score functions that problems of softmax attention are put into.
 enum class softmax_kind {
-    all, past, window, composed,            // softmax_plain
-    stepped, passes, stepped_passes, sparse, // softmax_passes
-    packed, blocks, neighbors, listed, masked, // softmax_tables
-    scored, scored_passes,                   // softmax_scores
-    biased, biased_composed, biased_passes,  // softmax_bias
-    scored_biased, biased_scored, relative,  // softmax_then
-    rounding, rounding_passes,               // softmax_rounding, of float only
+    all, past, window, composed,
+    stepped, passes, stepped_passes, sparse,
+    packed, blocks, neighbors, listed, masked,
+    scored, scored_passes,
+    biased, biased_composed, biased_passes,
+    scored_biased, biased_scored, relative,
+    rounding, rounding_passes, // of float only
     count
 };
 
+/// Of such a type, on a part of what was drawn, which outlives it.
 template <Scalar T>
-any_operation<T> softmax_plain(softmax_kind, const softmax_drawn<T>&, const slice&);
-template <Scalar T>
-any_operation<T> softmax_passes(softmax_kind, const softmax_drawn<T>&, const slice&);
-template <Scalar T>
-any_operation<T> softmax_tables(softmax_kind, const softmax_drawn<T>&, const slice&);
-template <Scalar T>
-any_operation<T> softmax_scores(softmax_kind, const softmax_drawn<T>&, const slice&);
-template <Scalar T>
-any_operation<T> softmax_bias(softmax_kind, const softmax_drawn<T>&, const slice&);
-template <Scalar T>
-any_operation<T> softmax_then(softmax_kind, const softmax_drawn<T>&, const slice&);
-any_operation<float> softmax_rounding(softmax_kind, const softmax_drawn<float>&, const slice&);
+any_operation<T> softmax_of(softmax_kind, const softmax_drawn<T>&, const slice&);
 
 } // namespace attn::fuzz

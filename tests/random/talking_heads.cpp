@@ -143,11 +143,9 @@ trial<T> draw_talking_heads(draw& random) {
     t.op = kind == 0   ? talking_of<T>(own, own->softmax.tree_of(own->all()), own->softmax.steps_of(own->all()))
            : kind == 1 ? talking_of<T>(own, own->softmax.tree_of(own->all()), own->softmax.bias_of(own->all()))
                        : talking_of<T>(own, own->softmax.stepped_of(own->all()), identity_score{});
-    t.name = std::to_string(d.size.heads) + " mixed heads" + (drawn->logits_mix.data() ? "" : " (none)") + ", " + std::to_string(value_heads) +
-             " of values" + (drawn->weights_mix.data() ? "" : " (none)") + "; " +
-             (kind == 2 ? "stepped " + d.stepped->name() : "tree " + d.tree->name()) +
-             (kind == 0 ? "; steps " + d.steps->name() : kind == 1 ? "; bias " + to_string(d.bias->numbers.shape()) : "") +
-             (sinks.empty() ? "" : "; sinks");
+    t.name = joined(d.size.heads, " mixed heads", drawn->logits_mix.data() ? "" : " (none)", ", ", value_heads, " of values", drawn->weights_mix.data() ? "; " : " (none); ",
+                    kind == 2 ? "stepped " + d.stepped->name() : "tree " + d.tree->name(),
+                    kind == 0 ? "; steps " + d.steps->name() : kind == 1 ? joined("; bias ", d.bias->numbers.shape()) : "", sinks.empty() ? "" : "; sinks");
     return t;
 }
 
