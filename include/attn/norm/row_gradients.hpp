@@ -61,7 +61,7 @@ private:
     static index_t whole(index_t channels) { return (channels + lanes::size - 1) / lanes::size * lanes::size; }
 
     row_map<T> map_of(const T* row) const {
-        const row_operation<kind, T> op{x_.shape().channels};
+        const row_operation<kind, T> op{{x_.shape().channels}};
         const auto sums = op.sums_of(row, row[0]);
         if constexpr (centred) return centred_map(op, row, sums, eps_);
         else return scaling_map(op, row, sums.squares, eps_);

@@ -32,24 +32,14 @@ enum class affine { none, weight, bias };
 
 /// What a pass over rows does with them. weight and bias are (channels), or null: of `affine::bias` the weight may be. Rows are widened on
 /// their way to registers, and rounded on the way back.
-template <row_norm kind, Scalar T, class E = T, affine has = affine::none>
-struct row_operation {
+template <bool centred, Scalar T, class E, affine has>
+struct row_passes {
     using lanes = simd::lanes<T>;
-    using stored = E; ///< what the rows are
     using operand = simd::operand_lanes<E>;
-    static constexpr bool centred = kind == row_norm::centred, is_unit = kind == row_norm::unit;
     index_t channels;
     const T* weight = nullptr;
     const T* bias = nullptr;
     bool streaming = false; ///< whether the result goes past the caches
-
-    /// What a row is multiplied by, of the sum of its squares and their number. `eps` is added to a mean, but a least norm.
-    static double scale_of(double squares, double count, double eps) {
-        if constexpr (is_unit) return 1 / std::max(std::sqrt(squares), eps);
-        else return 1 / std::sqrt(squares / count + eps);
-    }
-    /// What `eps` is beside squares.
-    static constexpr double squared(double eps) { return is_unit ? eps * eps : eps; }
 
     /// ((x - centre) * scale + offset) * weight + bias.
     [[gnu::always_inline]] lanes mapped(lanes x, lanes centre, lanes scale, lanes offset, index_t c, const auto& load) const {
@@ -105,6 +95,21 @@ struct row_operation {
     row_sums<T> sum_and_write(const E* next, const E* x, E* out, const row_map<T>& map) const {
         return streaming ? pass<true, true, true>(next, next[0], x, out, map) : pass<true, true>(next, next[0], x, out, map);
     }
+};
+
+/// The passes of a norm, and what its rows are multiplied by.
+template <row_norm kind, Scalar T, class E = T, affine has = affine::none>
+struct row_operation : row_passes<kind == row_norm::centred, T, E, has> {
+    using stored = E; ///< what the rows are
+    static constexpr bool centred = kind == row_norm::centred, is_unit = kind == row_norm::unit;
+
+    /// Of the sum of its squares and their number. `eps` is added to a mean, but a least norm.
+    static double scale_of(double squares, double count, double eps) {
+        if constexpr (is_unit) return 1 / std::max(std::sqrt(squares), eps);
+        else return 1 / std::sqrt(squares / count + eps);
+    }
+    /// What `eps` is beside squares.
+    static constexpr double squared(double eps) { return is_unit ? eps * eps : eps; }
 };
 
 /// Whether the squares neither overflowed nor sank below the normal numbers, unless eps is large beside what was lost.
@@ -212,8 +217,8 @@ void normalise_tokens(const stored_view<const T>& x, const stored_view<T>& out, 
                       double eps, const execution& run) {
     const rows_in_and_out<T> pairs(x, out, run.workspace().bytes().data());
     const auto forward_as = [&]<class E, affine has>(std::type_identity<E>, std::integral_constant<affine, has>) {
-        const row_operation<kind, T, E, has> op{x.shape().channels, weight.empty() ? nullptr : weight.data(), bias.data(),
-                                                worth_streaming(x, out, narrow_format_of<E>)};
+        const row_operation<kind, T, E, has> op{
+            {x.shape().channels, weight.empty() ? nullptr : weight.data(), bias.data(), worth_streaming(x, out, narrow_format_of<E>)}};
         pairs.template for_each_run_in<E>(run, [&](const row_block<const E>& rows, const row_block<E>& out_rows, index_t count) {
             normalise_rows(op, rows, out_rows, count, eps);
         });
