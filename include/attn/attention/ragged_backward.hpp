@@ -63,9 +63,9 @@ std::size_t backward_workspace_bytes(const A& op, const ragged& batch, const inp
 
 /// The gradient of a call of an operator on a ragged batch, which says what shapes, positions and parameters are:
 ///     wanted.queries = d loss / d q,   wanted.keys = d loss / d k,   wanted.values = d loss / d v
-/// and, of recurrent_attention, of what its rule takes of each token and of the first states, if they are given. Of each sequence the bits are
-/// those of a call for it alone. Parameters that all sequences share, such as sinks, have no gradient here: it is the sum of those of such
-/// calls. Long sequences are computed by all threads, one after the other, short ones one on each. `run` as in `attend`. Throws
+/// and, of recurrent_attention, of what its rule takes of each token and of the first states, if they are given. Of each sequence the bits
+/// are those of a call for it alone. Parameters that all sequences share, such as sinks, have no gradient here: it is the sum of those of
+/// such calls. Long sequences are computed by all threads, one after the other, short ones one on each. `run` as in `attend`. Throws
 /// attention_error, before anything is read or written, as backward does for any of the sequences.
 template <DifferentiableAttention A, Scalar T>
 void backward(const A& op, const ragged& batch, const inputs<T>& in, const std::type_identity_t<saved_outputs<T>>& saved,

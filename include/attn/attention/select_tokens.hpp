@@ -72,8 +72,8 @@ tensor<index_t> choose_tokens(const inputs<T>& in, const stored_view<const T>& w
 /// (batch, heads, n, d) and keys k (batch, kv_heads, m, d) of the indexer, and weights (batch, heads, n, 1); 16-bit ones are read as they
 /// are stored. Positions are those of the attention, one for all batch entries. Sums in T, in the order of channels and heads: the same
 /// keys for every executor and cut. Time: 2 heads d flops a visible pair. Memory: O(m) numbers for each of the 48 queries, in float, that a
-/// thread works on. Keys of a cache: cache/select_tokens.hpp. Throws attention_error if shapes do not fit, for a count below 1, for positions that differ between batch entries, and
-/// for a pattern that differs between heads.
+/// thread works on. Keys of a cache: cache/select_tokens.hpp. Throws attention_error if shapes do not fit, for a count below 1, for
+/// positions that differ between batch entries, and for a pattern that differs between heads.
 /// DeepSeek-AI 2025, "DeepSeek-V3.2-Exp: Boosting Long-Context Efficiency with DeepSeek Sparse Attention".
 template <StoredTensor Q, StoredTensor K, StoredTensor W, Pattern P = causal, FeatureMap F = relu>
 [[nodiscard]] tensor<index_t> select_tokens(const Q& q, const K& k, const W& weights, const token_selection<P, F>& rule = {},

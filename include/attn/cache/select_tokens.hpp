@@ -7,9 +7,9 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
-/// The keys of a sequence that score highest for the queries of its last tokens, q (1, heads, n, d) with weights (1, heads, n, 1): the table
-/// that select_tokens makes of its keys as one tensor at their positions, for selected{table, 1, 1, keys.size() - n}. Keys are read as
-/// attend(op, q, keys) reads them; those that are evicted are not chosen, and its values are not looked at.
+/// The keys of a sequence that score highest for the queries of its last tokens, q (1, heads, n, d) with weights (1, heads, n, 1): the
+/// table that select_tokens makes of its keys as one tensor at their positions, for selected{table, 1, 1, keys.size() - n}. Keys are read
+/// as attend(op, q, keys) reads them; those that are evicted are not chosen, and values are not looked at.
 ///     key_value_pool<float> index_pool({.kv_heads = 1, .key_channels = 128, .value_channels = 1}, 64);
 ///     const auto table = select_tokens(index_q, index_keys, weights);
 ///     attend(softmax_attention{.pattern = causal{} & selected{table, 1, 1, tokens.size() - 1}}, q, tokens);
