@@ -36,6 +36,8 @@ public:
         if (auto problem = cut(); !problem.empty()) return "rows: " + problem;
         if (!t_.keys_stand_alone) return {};
         if (auto problem = without_unseen_keys(); !problem.empty()) return "rows: " + problem;
+        if (random_.one_in(2))
+            if (auto problem = as_sequences(); !problem.empty()) return "ragged: " + problem;
         return {};
     }
 
@@ -294,6 +296,62 @@ private:
         const auto problem = differs(ours, expected_, has_log_sum_exp_);
         return problem.empty() ? problem
                                : "with keys " + std::to_string(front) + " .. " + std::to_string(front + count - 1) + " only: " + problem;
+    }
+
+    /// Queries and keys cut into sequences: each has the bits of a call for it alone, and so have gradients.
+    std::string as_sequences() {
+        const auto& s = t_.size;
+        if (!t_.part || t_.within || t_.cuts.unit != 1 || s.batch != 1) return {};
+        const auto sequences = random_.number(1, 5);
+        const auto cut_into = [&](index_t tokens) {
+            std::vector<index_t> starts{0, tokens};
+            for (index_t e = 1; e < sequences; ++e) starts.push_back(random_.number(0, tokens));
+            std::ranges::sort(starts);
+            return starts;
+        };
+        const auto starts = cut_into(s.queries), key_starts = cut_into(s.keys);
+        const auto firsts = [&](index_t first, std::vector<index_t> all) {
+            all.pop_back();
+            return later(std::move(all), first);
+        };
+        const inputs<T> given = t_.in;
+        const auto first_query = firsts(given.positions.first_query[0], starts), first_key = firsts(given.positions.first_key[0], key_starts);
+        const inputs<T> all{given.queries, given.keys, given.values, {std::span(first_query), std::span(first_key)}};
+        const ragged batch{starts, key_starts};
+        const auto shapes = shapes_of(given);
+        auto ours = room<T>(*t_.op, shapes, has_log_sum_exp_);
+        const auto threads = random_.number(1, 4);
+        on_threads(threads, [&](const execution& run) { t_.op->attend(batch, all, ours.out(), run); });
+        const auto d_out = testing::random_tensor<T>(ours.values.shape(), 5);
+        tensor<T> dq(shapes.queries), dk(shapes.keys), dv(shapes.values);
+        const bool with_gradient = t_.has_gradient && random_.one_in(2);
+        if (with_gradient)
+            on_threads(threads, [&](const execution& run) {
+                t_.op->backward(batch, all, {ours.values, if_any(std::as_const(ours.log_sum_exp).view())}, {d_out}, input_gradients<T>{dq, dk, dv}, run);
+            });
+        for (index_t e = 0; e < sequences; ++e) {
+            const tensor_part rows{.tokens = batch.queries(e)}, key_rows{.tokens = batch.keys(e)};
+            auto in = given.slice(rows, key_rows);
+            in.positions = {first_query[static_cast<std::size_t>(e)], first_key[static_cast<std::size_t>(e)]};
+            const auto alone = attend(*t_.op, in, has_log_sum_exp_);
+            const auto where = "sequence " + std::to_string(e) + " of " + std::to_string(sequences) + " (" + std::to_string(threads) + " threads): ";
+            const auto compare = [&](const tensor<T>& of_all, const row_range& part, const tensor<T>& expected) {
+                auto problem = other_bits(testing::rows_of(of_all, part.first, part.count), expected);
+                return problem.empty() ? problem : where + problem;
+            };
+            if (auto problem = compare(ours.values, rows.tokens, alone.values); !problem.empty()) return problem;
+            if (has_log_sum_exp_)
+                if (auto problem = compare(ours.log_sum_exp, rows.tokens, alone.log_sum_exp); !problem.empty()) return "log_sum_exp of " + problem;
+            if (!with_gradient) continue;
+            tensor<T> own_dq(shapes_of(in).queries), own_dk(shapes_of(in).keys), own_dv(shapes_of(in).values);
+            on_threads(1, [&](const execution& run) {
+                t_.op->backward(in, {alone.values, if_any(alone.log_sum_exp.view())}, {d_out.view().slice(rows)}, {{own_dq, own_dk, own_dv}, {}}, run);
+            });
+            if (auto problem = compare(dq, rows.tokens, own_dq); !problem.empty()) return "gradient of the queries of " + problem;
+            if (auto problem = compare(dk, key_rows.tokens, own_dk); !problem.empty()) return "gradient of the keys of " + problem;
+            if (auto problem = compare(dv, key_rows.tokens, own_dv); !problem.empty()) return "gradient of the values of " + problem;
+        }
+        return {};
     }
 
     const trial<T>& t_;

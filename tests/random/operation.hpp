@@ -7,7 +7,7 @@
 #include "cases/case.hpp"
 
 #include <attn/attention/any_attention.hpp>
-#include <attn/attention/backward.hpp>
+#include <attn/attention/ragged_backward.hpp>
 
 #include <functional>
 #include <memory>
@@ -25,6 +25,7 @@ public:
     virtual ~operation() = default;
 
     virtual void attend(const inputs<T>& in, const outputs<T>& out, const execution& run) const { attn::attend(any_, in, out, run); }
+    void attend(const ragged& batch, const inputs<T>& in, const outputs<T>& out, const execution& run) const { attn::attend(any_, batch, in, out, run); }
     /// Of a result that may be stored in 16 bits, if it is `narrow`.
     std::size_t workspace_bytes(const input_shapes& s, index_t concurrency, bool narrow = false) const {
         return narrow ? any_.template narrow_workspace_bytes<T>(s, concurrency) : any_.template workspace_bytes<T>(s, concurrency);
@@ -40,6 +41,8 @@ public:
     virtual std::vector<shape> parameter_shapes(const input_shapes&) const { return {}; }
     virtual std::size_t backward_workspace_bytes(const input_shapes&, index_t concurrency) const = 0;
     virtual void backward(const inputs<T>&, const saved_outputs<T>&, const output_gradients<T>&, const testing::wanted_gradients<T>&, const execution&) const = 0;
+    /// Those of the inputs, of a ragged batch.
+    virtual void backward(const ragged&, const inputs<T>&, const saved_outputs<T>&, const output_gradients<T>&, const input_gradients<T>&, const execution&) const = 0;
     /// Its definition.
     virtual void reference_gradients(const inputs<bounded<T>>&, const output_gradients<bounded<T>>&, const testing::wanted_gradients<bounded<T>>&) const = 0;
 
@@ -60,6 +63,14 @@ public:
     void backward(const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given, const testing::wanted_gradients<T>& wanted,
                   const execution& run) const override {
         if constexpr (DifferentiableAttention<Op>) attn::backward(op_, in, saved, given, gradients(wanted), run);
+    }
+    void backward(const ragged& batch, const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& given, const input_gradients<T>& wanted,
+                  const execution& run) const override {
+        if constexpr (DifferentiableAttention<Op>) {
+            gradients_of<Op, T> own{};
+            static_cast<input_gradients<T>&>(own) = wanted;
+            attn::backward(op_, batch, in, saved, given, own, run);
+        }
     }
 
 protected:
