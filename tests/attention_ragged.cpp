@@ -30,22 +30,31 @@ const std::vector<index_t> starts{0, 5, 5, 42, 43, 190, 200}, key_starts{0, 9, 1
 /// The tokens of an entry, copied.
 template <class T>
 tensor<T> entry_of(const tensor<T>& x, const std::vector<index_t>& from, std::size_t e) {
-    const auto part = x.view().slice({.tokens = {from[e], from[e + 1] - from[e]}});
-    tensor<T> copy(part.shape());
-    for (index_t h = 0; h < copy.shape().heads; ++h)
-        for (index_t i = 0; i < copy.shape().tokens; ++i) std::copy_n(part.row(0, h, i), copy.shape().channels, copy.view().row(0, h, i));
-    return copy;
+    return rows_of(x, from[e], from[e + 1] - from[e]);
 }
+
+/// Queries, keys and values of sequences, whose keys are of other tokens if they are crossed.
+struct ragged_tokens {
+    bool crossed;
+    const std::vector<index_t>& keys_from = crossed ? key_starts : starts;
+    index_t heads, kv_heads;
+    tensor<float> q = random_tensor<float>({1, heads, starts.back(), 8}, 1), k = random_tensor<float>({1, kv_heads, keys_from.back(), 8}, 2),
+                  v = random_tensor<float>({1, kv_heads, keys_from.back(), 11}, 3);
+    std::vector<index_t> first{3, 0, 7, 100, 2, 50};
+
+    ragged batch() const { return crossed ? ragged{starts, key_starts} : ragged{.starts = starts}; }
+    inputs<float> in() const { return {q, k, v, {.first_query = first, .first_key = 2}}; }
+    /// Those of one of them.
+    given<float> entry(std::size_t e) const {
+        return {entry_of(q, starts, e), entry_of(k, keys_from, e), entry_of(v, keys_from, e), {.first_query = first[e], .first_key = 2}};
+    }
+};
 
 template <class Op>
 void check_operator(const Op& op, index_t heads, index_t kv_heads, bool crossed) {
-    const auto& keys_from = crossed ? key_starts : starts;
-    const auto q = random_tensor<float>({1, heads, starts.back(), 8}, 1), k = random_tensor<float>({1, kv_heads, keys_from.back(), 8}, 2),
-               v = random_tensor<float>({1, kv_heads, keys_from.back(), 11}, 3);
-    const std::vector<index_t> first{3, 0, 7, 100, 2, 50};
-    const inputs<float> in{q, k, v, {.first_query = first, .first_key = 2}};
-    ragged batch{.starts = starts};
-    if (crossed) batch.key_starts = key_starts;
+    const ragged_tokens all{.crossed = crossed, .heads = heads, .kv_heads = kv_heads};
+    const auto in = all.in();
+    const auto batch = all.batch();
     constexpr bool has_sums = Op::traits.has_log_sum_exp;
     const auto expected_shape = op.output_shape(shapes_of(in));
     for_each_executor([&](auto& executor, const std::string& name) {
@@ -55,8 +64,8 @@ void check_operator(const Op& op, index_t heads, index_t kv_heads, bool crossed)
         attend(op, batch, in, outputs<float>{out, has_sums ? sums.view() : tensor_view<float>()}, executor);
         CHECK(same_bits(attend(op, batch, in, executor), out));
         for (std::size_t e = 0; e + 1 < starts.size(); ++e) {
-            const auto eq = entry_of(q, starts, e), ek = entry_of(k, keys_from, e), ev = entry_of(v, keys_from, e);
-            const inputs<float> alone{eq, ek, ev, {.first_query = first[e], .first_key = 2}};
+            const auto own = all.entry(e);
+            const inputs<float> alone = own;
             tensor<float> expected(op.output_shape(shapes_of(alone))), expected_sums(has_sums ? log_sum_exp_shape(op, shapes_of(alone)) : shape{});
             attend(op, alone, outputs<float>{expected, has_sums ? expected_sums.view() : tensor_view<float>()});
             CHECK(same_bits(entry_of(out, starts, e), expected));
@@ -67,20 +76,16 @@ void check_operator(const Op& op, index_t heads, index_t kv_heads, bool crossed)
 
 template <class Op>
 void check_gradient(const Op& op, index_t heads, index_t kv_heads, bool crossed) {
-    const auto& keys_from = crossed ? key_starts : starts;
-    const auto q = random_tensor<float>({1, heads, starts.back(), 8}, 1), k = random_tensor<float>({1, kv_heads, keys_from.back(), 8}, 2),
-               v = random_tensor<float>({1, kv_heads, keys_from.back(), 11}, 3);
-    const std::vector<index_t> first{3, 0, 7, 100, 2, 50};
-    const inputs<float> in{q, k, v, {.first_query = first, .first_key = 2}};
-    ragged batch{.starts = starts};
-    if (crossed) batch.key_starts = key_starts;
+    const ragged_tokens all{.crossed = crossed, .heads = heads, .kv_heads = kv_heads};
+    const auto in = all.in();
+    const auto batch = all.batch();
     constexpr bool has_sums = Op::traits.has_log_sum_exp;
     tensor<float> out(op.output_shape(shapes_of(in))), sums(has_sums ? log_sum_exp_shape(op, shapes_of(in)) : shape{});
     attend(op, batch, in, outputs<float>{out, has_sums ? sums.view() : tensor_view<float>()});
     const auto d_out = random_tensor<float>(out.shape(), 4);
     for_each_executor([&](auto& executor, const std::string& name) {
         INFO(name);
-        tensor<float> dq(q.shape()), dk(k.shape()), dv(v.shape()), some(k.shape());
+        tensor<float> dq(all.q.shape()), dk(all.k.shape()), dv(all.v.shape()), some(dk.shape());
         for (auto* each : {&dq, &dk, &dv}) std::fill_n(each->data(), each->shape().size(), guard<float>);
         gradients_of<Op, float> wanted{}, of_keys{};
         wanted.queries = dq, wanted.keys = dk, wanted.values = dv, of_keys.keys = some;
@@ -89,15 +94,15 @@ void check_gradient(const Op& op, index_t heads, index_t kv_heads, bool crossed)
         backward(op, batch, in, {out, sums}, {d_out}, of_keys, execution(executor, memory));
         CHECK(same_bits(some, dk));
         for (std::size_t e = 0; e + 1 < starts.size(); ++e) {
-            const auto eq = entry_of(q, starts, e), ek = entry_of(k, keys_from, e), ev = entry_of(v, keys_from, e), e_out = entry_of(out, starts, e),
-                       e_sums = has_sums ? entry_of(sums, starts, e) : tensor<float>(), e_d_out = entry_of(d_out, starts, e);
-            tensor<float> edq(eq.shape()), edk(ek.shape()), edv(ev.shape());
+            const auto alone = all.entry(e);
+            const auto e_out = entry_of(out, starts, e), e_sums = has_sums ? entry_of(sums, starts, e) : tensor<float>(), e_d_out = entry_of(d_out, starts, e);
+            tensor<float> edq(alone.queries.shape()), edk(alone.keys.shape()), edv(alone.values.shape());
             gradients_of<Op, float> own{};
             own.queries = edq, own.keys = edk, own.values = edv;
-            backward(op, inputs<float>{eq, ek, ev, {.first_query = first[e], .first_key = 2}}, {e_out, e_sums}, {e_d_out}, own);
+            backward(op, inputs<float>(alone), {e_out, e_sums}, {e_d_out}, own);
             CHECK(same_bits(entry_of(dq, starts, e), edq));
-            CHECK(same_bits(entry_of(dk, keys_from, e), edk));
-            CHECK(same_bits(entry_of(dv, keys_from, e), edv));
+            CHECK(same_bits(entry_of(dk, all.keys_from, e), edk));
+            CHECK(same_bits(entry_of(dv, all.keys_from, e), edv));
         }
     });
 }
