@@ -184,17 +184,24 @@ TEMPLATE_TEST_CASE("lanes: every mask from its bits and back", "[simd][portable]
     }
 }
 
-TEMPLATE_TEST_CASE("lanes: max_or_second is the second where either is NaN", "[simd][portable]", ATTN_TEST_NUMBERS) {
+TEMPLATE_TEST_CASE("lanes: max_or_second and min_or_second are the second where either is NaN", "[simd][portable]", ATTN_TEST_NUMBERS) {
     using T = TestType;
     constexpr auto nan = std::numeric_limits<T>::quiet_NaN(), infinity = std::numeric_limits<T>::infinity();
-    const auto first_lane = [](T x, T y) { return numbers_of<T>(max_or_second(lanes<T>(x), lanes<T>(y)))[0]; };
-    CHECK(first_lane(1, 2) == 2);
-    CHECK(first_lane(2, 1) == 2);
-    CHECK(first_lane(-infinity, -3) == -3);
-    CHECK(first_lane(infinity, -3) == infinity);
-    CHECK(first_lane(nan, 5) == 5);
-    CHECK(std::isnan(first_lane(5, nan)));
-    CHECK(std::isnan(first_lane(nan, nan)));
+    const auto max = [](T x, T y) { return numbers_of<T>(max_or_second(lanes<T>(x), lanes<T>(y)))[0]; };
+    const auto min = [](T x, T y) { return numbers_of<T>(min_or_second(lanes<T>(x), lanes<T>(y)))[0]; };
+    CHECK(max(1, 2) == 2);
+    CHECK(max(2, 1) == 2);
+    CHECK(max(-infinity, -3) == -3);
+    CHECK(max(infinity, -3) == infinity);
+    CHECK(min(1, 2) == 1);
+    CHECK(min(2, 1) == 1);
+    CHECK(min(-infinity, -3) == -infinity);
+    CHECK(min(infinity, -3) == -3);
+    for (T (*extreme)(T, T) : {+max, +min}) {
+        CHECK(extreme(nan, 5) == 5);
+        CHECK(std::isnan(extreme(5, nan)));
+        CHECK(std::isnan(extreme(nan, nan)));
+    }
 }
 
 TEST_CASE("lane_bits: truth tables", "[simd][portable]") {

@@ -117,18 +117,27 @@ struct exp_argument {
     }
 };
 
-/// 2^k x for |k| up to twice the largest exponent, in two steps, so that a subnormal result is rounded once.
+/// 2^k x for |k| up to twice the largest exponent, rounded once where it is subnormal.
 template <Scalar T>
 [[gnu::always_inline]] inline lanes<T> scaled(rounded_lanes<T> k, lanes<T> x) {
-    const rounded_lanes<T> half{fma(k.value(), lanes<T>(T{0.5}), lanes<T>(rounded_lanes<T>::magic))};
-    const rounded_lanes<T> rest{k.value() - half.value() + lanes<T>(rounded_lanes<T>::magic)};
-    return x * half.power() * rest.power();
+#if defined(__AVX512F__)
+    using batch = typename lanes<T>::batch;
+    constexpr auto all = static_cast<typename xsimd::batch_bool<T>::register_type>(~0u); // without a mask gcc 12 warns in its own header
+    if constexpr (sizeof(T) == 4) return batch(_mm512_maskz_scalef_ps(all, x.value, k.value().value));
+    else return batch(_mm512_maskz_scalef_pd(all, x.value, k.value().value));
+#else
+    // By half of k, rounded down, which is exact, and by the rest. Exponents are counted modulo their field and the sign, which is cleared.
+    constexpr auto exponent_mask = std::bit_cast<integer_of<T>>(infinity<T>);
+    const auto exponent = bits_of(k.shifted) << mantissa_bits<T>;
+    const auto half = exponent_mask & ((exponent >> 1) + one_bits<T>), rest = exponent + 2 * one_bits<T> - half;
+    return x * number_of<T>(half) * number_of<T>(rest);
+#endif
 }
 
 /// x in [lowest, highest]; a NaN stays.
 template <Scalar T>
 [[gnu::always_inline]] inline lanes<T> kept_within(lanes<T> x, T lowest, T highest) {
-    return select(x < lanes<T>(lowest), lanes<T>(lowest), select(x > lanes<T>(highest), lanes<T>(highest), x));
+    return min_or_second(lanes<T>(highest), max_or_second(lanes<T>(lowest), x));
 }
 
 /// Where e^x is neither 0 nor infinite, and a little further.
@@ -152,7 +161,7 @@ template <Scalar T>
     using lanes = simd::lanes<T>;
     const auto twice = abs(x) * lanes(T{2});
     const lanes limit = sizeof(T) == 4 ? T(20) : T(40); // where the result is 1
-    const detail::exp_argument<T> a(select(twice > limit, limit, twice));
+    const detail::exp_argument<T> a(min_or_second(limit, twice));
     const auto power = a.k.power();
     const auto expm1 = fma(power, detail::expm1_small(a.r), power - lanes(T{1}));
     return detail::with_sign_of(expm1 / (expm1 + lanes(T{2})), x);

@@ -153,23 +153,10 @@ struct lanes {
         return xsimd::fma(a.value, b.value, c.value);
 #endif
     }
-    /// The larger; the second where either is NaN: the rule of x86's instruction, which xsimd's max gives in one order of operands up to 13
-    /// and in the other from 14 on.
-    friend lanes max_or_second(lanes a, lanes b) {
-#if defined(__AVX512F__)
-        if constexpr (sizeof(batch) == 64 && sizeof(T) == 4) return batch(_mm512_max_ps(a.value, b.value));
-        if constexpr (sizeof(batch) == 64 && sizeof(T) == 8) return batch(_mm512_max_pd(a.value, b.value));
-#endif
-#if defined(__AVX__)
-        if constexpr (sizeof(batch) == 32 && sizeof(T) == 4) return batch(_mm256_max_ps(a.value, b.value));
-        if constexpr (sizeof(batch) == 32 && sizeof(T) == 8) return batch(_mm256_max_pd(a.value, b.value));
-#endif
-#if defined(__SSE2__)
-        if constexpr (sizeof(batch) == 16 && sizeof(T) == 4) return batch(_mm_max_ps(a.value, b.value));
-        if constexpr (sizeof(batch) == 16 && sizeof(T) == 8) return batch(_mm_max_pd(a.value, b.value));
-#endif
-        return select(a > b, a, b);
-    }
+    /// The larger; the second where either is NaN.
+    friend lanes max_or_second(lanes a, lanes b) { return extreme_or_second<true>(a, b); }
+    /// The smaller; the second where either is NaN.
+    friend lanes min_or_second(lanes a, lanes b) { return extreme_or_second<false>(a, b); }
     friend lanes select(mask condition, lanes yes, lanes no) { return xsimd::select(condition.value, yes.value, no.value); }
     friend lanes select(lane_bits condition, lanes yes, lanes no) { return select(mask::from_bits(condition), yes, no); }
     friend lanes min(lanes a, lanes b) { return xsimd::min(a.value, b.value); }
@@ -186,6 +173,31 @@ struct lanes {
         if constexpr (std::same_as<batch, neon_floats>) return batch(vsqrtq_f32(a.value)); // likewise
 #endif
         return xsimd::sqrt(a.value);
+    }
+
+private:
+    /// The rule of x86's instructions, which xsimd's max and min give in one order of operands up to 13 and in the other from 14 on.
+    template <bool largest>
+    static lanes extreme_or_second(lanes a, lanes b) {
+#if defined(__AVX512F__)
+        if constexpr (sizeof(batch) == 64 && sizeof(T) == 4)
+            return batch(largest ? _mm512_max_ps(a.value, b.value) : _mm512_min_ps(a.value, b.value));
+        if constexpr (sizeof(batch) == 64 && sizeof(T) == 8)
+            return batch(largest ? _mm512_max_pd(a.value, b.value) : _mm512_min_pd(a.value, b.value));
+#endif
+#if defined(__AVX__)
+        if constexpr (sizeof(batch) == 32 && sizeof(T) == 4)
+            return batch(largest ? _mm256_max_ps(a.value, b.value) : _mm256_min_ps(a.value, b.value));
+        if constexpr (sizeof(batch) == 32 && sizeof(T) == 8)
+            return batch(largest ? _mm256_max_pd(a.value, b.value) : _mm256_min_pd(a.value, b.value));
+#endif
+#if defined(__SSE2__)
+        if constexpr (sizeof(batch) == 16 && sizeof(T) == 4)
+            return batch(largest ? _mm_max_ps(a.value, b.value) : _mm_min_ps(a.value, b.value));
+        if constexpr (sizeof(batch) == 16 && sizeof(T) == 8)
+            return batch(largest ? _mm_max_pd(a.value, b.value) : _mm_min_pd(a.value, b.value));
+#endif
+        return select(largest ? a > b : a < b, a, b);
     }
 };
 
