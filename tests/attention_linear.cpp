@@ -138,4 +138,17 @@ TEST_CASE("linear attentions: what does not fit is refused", "[linear]") {
                       "linear_attention: log_sum_exp is asked for, but without a softmax there is none");
 }
 
+// gcc 12.2 has made of what is not given something that is, in an operator that is handed on.
+TEST_CASE("simplified_linear_attention: an operator that is handed on has what it was made of", "[attention]") {
+    const tensor<float> q({1, 4, 64, 16}), weights({1, 16, 1, 5});
+    tensor<float> out(q.shape());
+    sequential here;
+    workspace memory(std::size_t{1} << 22);
+    const execution run(here, memory);
+    const auto twice = [&](auto op) {
+        for (int n = 0; n < 2; ++n) attend(op, inputs<float>{q, q, q}, outputs<float>{out}, run);
+    };
+    CHECK_NOTHROW(twice(simplified_linear_attention{.convolution = depthwise_convolution<float>{.weights = weights}}));
+}
+
 } // namespace attn::testing

@@ -59,6 +59,16 @@ TEST_CASE("tensor: empty ones hold nothing", "[core]") {
     CHECK(tensor<float>(shape{0, 2, 3, 4}).shape() == shape{0, 2, 3, 4});
 }
 
+TEST_CASE("tensors and views: those of nothing have no extent at all, not even a batch entry and a head", "[core][portable]") {
+    tensor<float> from({1, 1, 2, 3});
+    const tensor<float> to(std::move(from));
+    const shape none{0, 0, 0, 0};
+    CHECK(tensor<float>().shape() == none);
+    CHECK(from.shape() == none); // NOLINT: moved from
+    CHECK(tensor_view<float>().shape() == none);
+    CHECK(stored_view<const float>().shape() == none);
+}
+
 TEST_CASE("tensor: element access and views reach the same memory, which a move carries along", "[core]") {
     tensor<float> t(shape{2, 2, 2, 2});
     t(1, 0, 1, 0) = 3;

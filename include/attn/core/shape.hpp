@@ -58,6 +58,10 @@ struct shape {
 
 namespace detail {
 
+/// The shape of what has no memory. All of it is 0, since gcc 12.2 with AVX-512 makes {1, 1, 1, 1} of the 32 bytes of shape{} where it
+/// copies them as a constant.
+inline constexpr shape no_shape{0, 0, 0, 0};
+
 /// Calls f(batch, head, token) for each row of a tensor.
 constexpr void for_each_row(const shape& s, const auto& f) {
     for (index_t b = 0; b < s.batch; ++b)

@@ -102,7 +102,7 @@ private:
 
     address data_ = nullptr;
     narrow_format format_ = narrow_format::none;
-    attn::shape shape_;
+    attn::shape shape_ = detail::no_shape;
     attn::strides strides_;
 };
 

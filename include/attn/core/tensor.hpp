@@ -47,9 +47,9 @@ public:
         return result;
     }
     /// Takes the memory of another, which is empty afterwards.
-    tensor(tensor&& other) noexcept : shape_(std::exchange(other.shape_, {})), data_(std::move(other.data_)) {}
+    tensor(tensor&& other) noexcept : shape_(std::exchange(other.shape_, detail::no_shape)), data_(std::move(other.data_)) {}
     tensor& operator=(tensor&& other) noexcept {
-        shape_ = std::exchange(other.shape_, {});
+        shape_ = std::exchange(other.shape_, detail::no_shape);
         data_ = std::move(other.data_);
         return *this;
     }
@@ -79,7 +79,7 @@ private:
         return static_cast<std::size_t>(std::clamp<index_t>(detail::product(shape.size(), static_cast<index_t>(sizeof(T))), 0, max_bytes));
     }
 
-    attn::shape shape_;
+    attn::shape shape_ = detail::no_shape;
     std::unique_ptr<T, detail::aligned_delete> data_;
 };
 

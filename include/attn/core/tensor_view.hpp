@@ -168,7 +168,7 @@ private:
     }
 
     T* data_ = nullptr;
-    attn::shape shape_;
+    attn::shape shape_ = detail::no_shape;
     attn::strides strides_;
 };
 
