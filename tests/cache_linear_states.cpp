@@ -65,6 +65,53 @@ struct taps {
 
 } // namespace
 
+TEMPLATE_TEST_CASE("linear_state: several in one call have the bits of a call for each", "[cache][linear][portable]", ATTN_TEST_NUMBERS) {
+    using T = TestType;
+    const taps<T> convolution(1, 6, 4);
+    const auto check = [&](const auto& op) {
+        const stated_tokens<T> tokens(70, 9, 6);
+        std::vector<linear_state<T>> states;
+        std::vector<const linear_state<T>*> each;
+        for (const index_t count : {40, 1, 70}) tokens.append_to(states.emplace_back(op, tokens.layout()), 0, count);
+        for (const auto& state : states) each.push_back(&state);
+        const std::vector<index_t> starts{0, 33, 33, 52}; // queries of the last tokens of each
+        for_each_executor([&](auto& executor, const std::string& name) {
+            INFO(name);
+            auto ours = no_answer<T>({1, 4, 52, 6}, false);
+            attend(op, tokens.queries_of(0, 52), linear_state_batch<T>{each, starts}, ours.out(), executor);
+            for (std::size_t e = 0; e < 3; ++e) {
+                const auto count = starts[e + 1] - starts[e];
+                const auto alone = attend(op, tokens.queries_of(starts[e], count), states[e]);
+                CHECK(same_bits(alone, rows_of(ours.values, starts[e], count)));
+            }
+            auto of_one = no_answer<T>({1, 4, 3, 6}, false);
+            attend(op, tokens.queries_of(0, 3), linear_state_batch<T>{each}, of_one.out(), executor);
+            for (index_t e = 0; e < 3; ++e)
+                CHECK(same_bits(attend(op, tokens.queries_of(e, 1), *each[static_cast<std::size_t>(e)]), rows_of(of_one.values, e, 1)));
+        });
+    };
+    check(linear_attention{.pattern = causal{}});
+    check(convolution.op());
+}
+
+TEST_CASE("linear_state: a batch that does not fit is refused, and nothing is written", "[cache][linear][errors]") {
+    const linear_attention op{.pattern = causal{}};
+    const stated_tokens<float> tokens(8, 4, 4);
+    linear_state<float> state(op, tokens.layout());
+    tokens.append_to(state, 0, 2);
+    const std::vector<const linear_state<float>*> twice{&state, &state}, one_missing{&state, nullptr};
+    const std::vector<index_t> starts{0, 1, 4};
+    const auto says = [&](index_t queries, const linear_state_batch<float>& batch, std::vector<std::string> words) {
+        tensor<float> out({1, 4, queries, 4});
+        std::fill_n(out.data(), out.shape().size(), 7.f);
+        check_says(error_of([&] { attend(op, tokens.queries_of(0, queries), batch, outputs<float>{out}); }), words);
+        CHECK(std::all_of(out.data(), out.data() + out.shape().size(), [](float x) { return x == 7.f; }));
+    };
+    says(3, {twice}, {"linear_attention", "sequences", "2", "3"});
+    says(2, {one_missing}, {"linear_attention", "sequences", "null"});
+    says(4, {twice, starts}, {"linear_attention", "q", "3", "2 tokens"});
+}
+
 TEMPLATE_TEST_CASE("linear_state: pieces of a sequence have the bits of the whole call, wherever it is cut", "[cache][linear][portable]",
                    ATTN_TEST_NUMBERS) {
     using T = TestType;

@@ -55,7 +55,7 @@ private:
     }
     void step(std::vector<stated>& all) {
         auto& s = all[static_cast<std::size_t>(random_.number(0, std::ssize(all) - 1))];
-        switch (random_.number(0, 9)) {
+        switch (random_.number(0, 10)) {
         default:
             return append(s);
         case 6: {
@@ -69,6 +69,8 @@ private:
             return truncate(s);
         case 8:
             return attend_to(s);
+        case 9:
+            return attend_to_all(all);
         }
     }
     /// Appends tokens, in any layout and format, and mostly attends with their queries.
@@ -116,6 +118,30 @@ private:
         attn::detail::for_each_number(
             expected.shape(), [&](index_t, index_t h, index_t i, index_t c) { expected(0, h, i, c) = exact(0, h, size - count + i, c); });
         if (problem_.empty()) problem_ = other_bits(ours.values, expected);
+    }
+    /// All states in one call, each with queries of its last append.
+    void attend_to_all(const std::vector<stated>& all) {
+        std::vector<const linear_state<T>*> each;
+        std::vector<index_t> starts{0};
+        for (const auto& s : all) {
+            each.push_back(&s.ours);
+            starts.push_back(starts.back() + random_.number(0, s.ours.size() - s.last));
+        }
+        say("attend to all with " + std::to_string(starts.back()));
+        tensor<T> queries({1, size_.heads, starts.back(), size_.of.key_channels});
+        const shape of_all{1, size_.heads, starts.back(), size_.of.value_channels};
+        auto ours = testing::no_answer<T>(of_all, false), alone = testing::no_answer<T>(of_all, false);
+        for (std::size_t e = 0; e < all.size(); ++e) {
+            const auto& of = all[e];
+            const row_range rows{starts[e], starts[e + 1] - starts[e]}, asked{of.ours.size() - rows.count, rows.count};
+            const auto from = of.queries.view().slice({.tokens = asked});
+            attn::detail::for_each_number(
+                from.shape(), [&](index_t, index_t h, index_t i, index_t c) { queries(0, h, rows.first + i, c) = from(0, h, i, c); });
+            attend(op_, queries.view().slice({.tokens = rows}), of.ours, alone.out().slice({.tokens = rows}));
+        }
+        on_threads(random_.number(1, 4),
+                   [&](const execution& run) { attend(op_, queries, linear_state_batch<T>{each, starts}, ours.out(), run); });
+        if (problem_.empty()) problem_ = other_bits(ours.values, alone.values);
     }
     void say(const std::string& what) { name_ += " " + what + ","; }
 

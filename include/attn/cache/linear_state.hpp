@@ -1,19 +1,13 @@
 // The state of causal linear attention, which takes the place of a cache: it grows token by token, and its size stays.
 #pragma once
 
+#include "kept_tokens.hpp"
 #include "last_rows.hpp"
 #include "state_operator.hpp"
 
 #include <memory>
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
-
-namespace detail {
-
-template <class Op, Scalar T>
-class state_call;
-
-} // namespace detail
 
 /// What causal linear attention keeps of one sequence, whose tokens stand at the positions 0, 1, 2, ...: S and z, for each kv head, of the
 /// keys up to the block of 16 in which the last append began, and the keys and values since; of the first tokens, while they are fewer than
@@ -27,6 +21,9 @@ class state_call;
 template <Scalar T>
 class linear_state {
 public:
+    /// Its numbers.
+    using scalar = T;
+
     /// The state of no tokens, of an operator, which is copied: what it refers to is not read here. Throws argument_error if that is not
     /// causal throughout, or refers to something of all tokens, or there can be no such state.
     template <class Op>
@@ -96,8 +93,8 @@ public:
     }
 
 private:
-    template <class Op, Scalar U>
-    friend class detail::state_call;
+    template <class Op, class Kept>
+    friend class detail::kept_call;
     using states = kernel::linear_states<T>;
 
     struct forked {};
@@ -186,13 +183,20 @@ private:
     states sums_;
 };
 
+/// Several sequences' states of one linear attention.
+template <Scalar T>
+using linear_state_batch = kept_batch<linear_state<T>>;
+
 namespace detail {
+
+template <Scalar T>
+inline constexpr bool keeps_sequence<linear_state<T>> = true;
 
 /// A call of linear attention on the last tokens of a state.
 template <class Op, Scalar T>
-class state_call {
+class kept_call<Op, linear_state<T>> {
 public:
-    state_call(const Op& op, const stored_view<const T>& queries, const linear_state<T>& of, const outputs<T>& out)
+    kept_call(const Op& op, const stored_view<const T>& queries, const linear_state<T>& of, const outputs<T>& out)
         : op_(op), queries_(queries), of_(of), out_(out) {
         static_assert(require_linear_state<Op, T>());
     }
@@ -218,6 +222,9 @@ public:
         // As if there were all queries; shapes only.
         op_.check(inputs<T>{shaped({1, q.heads, tokens, q.channels}), shaped(rows_of_keys(tokens)), shaped(rows_of_values(tokens))});
     }
+    static index_t value_channels(const linear_state<T>& of) { return of.layout().value_channels; }
+    static index_t work(const linear_state<T>&, index_t queries) { return queries; }
+    std::size_t workspace_bytes(index_t concurrency) const { return workspace_bytes(of_.size(), concurrency); }
     /// Bytes of workspace of such a call when the state has so many tokens.
     std::size_t workspace_bytes(index_t tokens, index_t concurrency) const {
         const linear_rows<T> rows{.keys = {}, .queries = tokens};
@@ -249,28 +256,5 @@ private:
 };
 
 } // namespace detail
-
-/// Linear attention of the queries of a state's last tokens, q (1, heads, n, d_k), with the operator that the state was made for: out (1,
-/// heads, n, d_v) has the bits of attention to all tokens as one tensor, however they were appended. Queries are of tokens of the last
-/// append. Time: one query reads S once, and at most 16 keys (of the first tokens, all). `run` as in attend(op, in, out, run). Throws
-/// attention_error, before anything is read or written, as that does, and if there are no such tokens.
-template <Attention A, Scalar T>
-void attend(const A& op, const detail::read_stored<T>& q, const linear_state<T>& of, const std::type_identity_t<outputs<T>>& out,
-            const detail::call_execution& run = {}) {
-    const detail::state_call<A, T> call(op, q, of, out);
-    call.check();
-    run.reserve(A::name, "q", q.shape(), call.workspace_bytes(of.size(), run.concurrency()));
-    call.run(run);
-}
-
-/// Linear attention to a state, to a new tensor: see attend(op, q, of, out, run).
-template <Attention A, Scalar T>
-[[nodiscard]] tensor<T> attend(const A& op, const detail::read_stored<T>& q, const linear_state<T>& of,
-                               const detail::call_execution& run = {}) {
-    detail::check_view(A::name, "q", q);
-    tensor<T> out({q.shape().batch, q.shape().heads, q.shape().tokens, of.layout().value_channels});
-    attend(op, q, of, outputs<T>{out}, run);
-    return out;
-}
 
 } // namespace attn

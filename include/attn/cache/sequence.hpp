@@ -19,6 +19,9 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 template <Scalar T>
 class sequence {
 public:
+    /// Its numbers, in which it attends.
+    using scalar = T;
+
     /// A sequence without tokens.
     explicit sequence(key_value_pool<T>& pool) : pool_(&pool) {}
     /// Takes the tokens of another, which may then only be assigned to, or die.

@@ -40,12 +40,12 @@ struct cached_attention<A, sequence<T>> {
     static void check(const A&, const inputs<T>& in, const sequence<T>& cache) { cache.check_append(in.keys.shape(), in.values.shape()); }
     static std::size_t workspace_bytes(const A& attention, const input_shapes& s, const sequence<T>& cache, index_t concurrency) {
         const auto q = planned(head_major(static_cast<const T*>(nullptr), s.queries));
-        return sequence_call<A, T>(attention, q, 0, cache, {}).workspace_bytes(concurrency);
+        return kept_call<A, sequence<T>>(attention, q, 0, cache, {}).workspace_bytes(concurrency);
     }
     static void run(const A& attention, const inputs<T>& in, sequence<T>& cache, const tensor_view<T>& out, const execution& run) {
         cache.append(in.keys, in.values);
-        const sequence_call<A, T> call(attention, in.queries, in.positions.first_query[0], cache, outputs<T>{out});
-        call.check();
+        const kept_call<A, sequence<T>> call(attention, in.queries, in.positions.first_query[0], cache, outputs<T>{out});
+        call.check_any();
         call.run(run);
     }
 };
@@ -58,15 +58,15 @@ struct cached_attention<A, linear_state<T>> {
     }
     static void check(const A& attention, const inputs<T>& in, const linear_state<T>& state) {
         state.check_append(in.keys.shape(), in.values.shape());
-        state_call<A, T>(attention, in.queries, state, {}).check_operator(state.size() + in.keys.shape().tokens);
+        kept_call<A, linear_state<T>>(attention, in.queries, state, {}).check_operator(state.size() + in.keys.shape().tokens);
     }
     static std::size_t workspace_bytes(const A& attention, const input_shapes& s, const linear_state<T>& state, index_t concurrency) {
-        const state_call<A, T> call(attention, planned(head_major(static_cast<const T*>(nullptr), s.queries)), state, {});
+        const kept_call<A, linear_state<T>> call(attention, planned(head_major(static_cast<const T*>(nullptr), s.queries)), state, {});
         return std::max(call.append_bytes(concurrency), call.workspace_bytes(state.size() + s.keys.tokens, concurrency));
     }
     static void run(const A& attention, const inputs<T>& in, linear_state<T>& state, const tensor_view<T>& out, const execution& run) {
         state.append(in.keys, in.values, run);
-        state_call<A, T>(attention, in.queries, state, outputs<T>{out}).run(run);
+        kept_call<A, linear_state<T>>(attention, in.queries, state, outputs<T>{out}).run(run);
     }
 };
 
