@@ -74,6 +74,7 @@ template <Scalar T, class Rows = number_rows<T>, class Head = stored_rows<const 
 class block_reader {
 public:
     using operand = typename Rows::operand;
+    static constexpr bool is_paged = gathers<Head>; ///< rows may lie in columns
     using rows_type = decltype(rows_in_place(std::declval<const Head&>(), 0, 0, 0));
 
     /// pads: rows are read in whole registers.

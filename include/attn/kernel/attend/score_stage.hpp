@@ -56,6 +56,19 @@ public:
     /// Numbers between the scores of two keys: the rows of the block in whole registers.
     index_t stride() const { return stride_; }
 
+    /// scores[j * stride()] for a run of a reader's keys, which are read as they are stored where rows are few, or columns of numbers.
+    /// visible: as `multiply` has it.
+    void multiply_run(auto& reader, const key_run& keys, const std::uint64_t* visible, T* scores, auto& ahead) const {
+        if constexpr (std::remove_reference_t<decltype(reader)>::is_paged)
+            if (const auto columns = reader.columns(keys)) {
+                if (is_few()) score_columns(numbers_, rows_, *columns, keys.count, scores, stride_, ahead);
+                else multiply(reader.read(keys, *columns), keys.count, visible, scores, ahead);
+                return;
+            }
+        const auto stored = reader.stored(keys);
+        if (is_few() && reader.can_widen(stored)) multiply_stored(stored, keys.count, scores, ahead);
+        else multiply(reader.read(keys), keys.count, visible, scores, ahead);
+    }
     /// scores[j * stride()] for the keys of a block. visible: one bit per row and key, or null if all see all; what nobody of a register
     /// sees may be left out, and holds any number.
     void multiply(const auto& keys, index_t count, const std::uint64_t* visible, T* scores, auto& ahead) const {
@@ -80,16 +93,6 @@ public:
 
     /// Whether the rows are few.
     bool is_few() const { return rows_ <= Few; }
-    /// The scores of keys that are stored in 16 bits, for few rows: the keys are read as they lie.
-    void multiply_stored(const auto& keys, index_t count, T* scores, auto& ahead) const {
-        as_they_lie(keys, [&]<class V>(const row_block<const V>& own) {
-            if constexpr (Narrow<V> && std::same_as<E, T>) multiply_few(own, count, scores, ahead);
-        });
-    }
-    /// The scores of keys that lie in columns, for few rows.
-    void multiply_columns(const auto& keys, index_t count, T* scores, auto& ahead) const {
-        score_columns(numbers_, rows_, keys, count, scores, stride_, ahead);
-    }
 
 private:
     /// Reads the queries of a block, times a scale, to numbers_.
@@ -126,6 +129,12 @@ private:
                                     .depth = depth_,
                                     .c = {scores + from * stride_ + left * lanes::size, stride_, 1}},
                                    ahead);
+        });
+    }
+    /// The scores of keys that are stored in 16 bits, for few rows: the keys are read as they lie.
+    void multiply_stored(const auto& keys, index_t count, T* scores, auto& ahead) const {
+        as_they_lie(keys, [&]<class V>(const row_block<const V>& own) {
+            if constexpr (Narrow<V> && std::same_as<E, T>) multiply_few(own, count, scores, ahead);
         });
     }
     /// Keys of E or of 16-bit numbers, a register of them at a time.

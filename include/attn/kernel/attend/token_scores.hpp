@@ -94,17 +94,6 @@ private:
         if constexpr (head_rows<Stored, T>::are_paged) return call_->pages->keys_of(part.kv_head);
         else return call_->in.keys.rows(part.batch, part.kv_head);
     }
-    /// The scores of a run of keys, which are read in columns where a cache keeps them so.
-    void multiply(const score_stage<T>& stage, const key_run& keys, const std::uint64_t* visible) {
-        if constexpr (head_rows<Stored, T>::are_paged) {
-            if (const auto columns = reader_.columns(keys)) {
-                if (stage.is_few()) stage.multiply_columns(*columns, keys.count, scores_, ahead_);
-                else stage.multiply(reader_.read(keys, *columns), keys.count, visible, scores_, ahead_);
-                return;
-            }
-        }
-        stage.multiply(reader_.read(keys), keys.count, visible, scores_, ahead_);
-    }
     /// Adds the heads' scores of a run of keys, the first of which has that number. Scores have rows side by side, and sums keys.
     void add(const query_block& block, const key_run& keys, index_t number) {
         const auto run = visible_run_of(call_->pattern, block, visible_keys::whole, keys, seen_ + number);
@@ -114,7 +103,7 @@ private:
             const auto& stage = stages_[part.first_head];
             const term* const terms = terms_ + part.first_head * traits::max_rows;
             reader_.begin(keys_of(part), call_->in.positions.first_key[part.batch]);
-            multiply(stage, run.keys, part.heads == 1 ? run.rows : nullptr);
+            stage.multiply_run(reader_, run.keys, part.heads == 1 ? run.rows : nullptr, scores_, ahead_);
             for_each_transposed(row_block<const T>{scores_, stage.stride(), 1}, run.count, part.rows(), T{1},
                                 [&](index_t row, index_t first, lanes score) {
                                     T* const sum = terms[row].sums + number + first;

@@ -160,7 +160,8 @@ private:
         const auto before = keys_before<E>(part.keys);
         const auto* const visible = part.rows;
         T* const scores = scores_ + before * stride;
-        make_scores(part, scores);
+        if (part.gathered) queries_.multiply(keys_.gather(part), part.count, visible, scores, ahead_);
+        else queries_.multiply_run(keys_, part.keys, visible, scores, ahead_);
         if (call_->adjustment)
             part.for_each_run([&](index_t first, const key_run& keys) {
                 (*call_->adjustment)({*block_, keys, scores + first * stride, stride, scratch_});
@@ -177,21 +178,6 @@ private:
         if (masked) add_seen_values(state_, block_->rows(), weights, stride, read(), part.count, seen_, before);
         else if (part.gathered) add(values_.gather(part));
         else with_values(part.keys, before, add);
-    }
-    /// Keys are read as they are stored where rows are few, or columns of numbers.
-    void make_scores(const visible_run& part, T* scores) {
-        const auto& keys = part.keys;
-        const auto* const visible = part.rows;
-        if (part.gathered) return queries_.multiply(keys_.gather(part), part.count, visible, scores, ahead_);
-        if constexpr (is_paged)
-            if (const auto columns = keys_.columns(keys)) {
-                if (queries_.is_few()) queries_.multiply_columns(*columns, keys.count, scores, ahead_);
-                else queries_.multiply(keys_.read(keys, *columns), keys.count, visible, scores, ahead_);
-                return;
-            }
-        const auto stored = keys_.stored(keys);
-        if (queries_.is_few() && keys_.can_widen(stored)) queries_.multiply_stored(stored, keys.count, scores, ahead_);
-        else queries_.multiply(keys_.read(keys), keys.count, visible, scores, ahead_);
     }
     /// f(the values of a run): as they are stored where rows are few.
     void with_values(const key_run& keys, index_t before, const auto& f) {
