@@ -142,6 +142,26 @@ TEST_CASE("gradients of layers: transformer_block with norms over tokens, in tra
             {2, 1, 11, 12});
 }
 
+TEST_CASE("gradients of layers: transformer_block with norms over tokens, whose statistics stay", "[layer][portable]") {
+    auto weights = random_weights().attention(".attention", 12, 4, 2, 5, 3).feed_forward(".feed_forward", 12, 20);
+    for (const std::string name : {".attention_norm", ".feed_forward_norm"}) weights.norm(name, 12).tensor(name + ".eta", {1});
+    check_layer_gradients(
+        weights,
+        []<Scalar T>(parameters& w) {
+            static const auto mean = random_numbers<double>(12, 3), variance = random_numbers<double>(12, 4, 2, 0.3);
+            const auto norm_of = [&](const std::string& name) {
+                const auto vector = [&](const std::string& part) { return w.template get_vector<T>(name + part, 12); };
+                return rep_batch_norm<T>{.batch = {.weight = vector(".weight"), .bias = vector(".bias"), .mean = mean, .variance = variance},
+                                         .eta = static_cast<double>(w.template get<T>(name + ".eta", {1}).data()[0])};
+            };
+            return transformer_block<rep_batch_norm<T>, multi_head<T>, feed_forward<T>>{.attention_norm = norm_of("layer.attention_norm"),
+                                                                                         .attention = multi_head_of<T>(w, "layer.attention", 4, 2),
+                                                                                         .feed_forward_norm = norm_of("layer.feed_forward_norm"),
+                                                                                         .feed_forward = feed_forward_of<T>(w, "layer.feed_forward")};
+        },
+        {2, 1, 11, 12});
+}
+
 // A few steps of gradient descent towards random targets, by blocks with a progressive norm on its way from LayerNorm to RepBN.
 TEST_CASE("gradients of layers: the loss falls as a block is trained, by the same bits on any executor", "[layer][portable]") {
     const auto losses_on = [](auto& executor) {

@@ -1,4 +1,4 @@
-// The gradients of training steps of batch_norm, rep_batch_norm and progressive_rep_batch_norm.
+// The gradients of batch_norm, rep_batch_norm and progressive_rep_batch_norm, of training steps and in inference.
 #include "allocations.hpp"
 #include "catch.hpp"
 #include "executors.hpp"
@@ -174,6 +174,97 @@ TEMPLATE_TEST_CASE("training gradients: progressive_rep_batch_norm shares them b
     train_backward(norm, s.x, s.given, {ours.x, {}, {{{}, ours.weight, ours.bias}, ours.eta}}, {}, execution(here, memory), s.mask());
     CHECK(testing::same_bits(ours.x, of_norm));
     CHECK((ours.eta[0] == 0 && ours.weight == std::vector<T>(11, T{0}) && ours.bias == std::vector<T>(11, T{0})));
+}
+
+namespace {
+
+/// What a norm in inference has beside a step.
+struct running_statistics {
+    std::vector<double> mean, variance;
+
+    explicit running_statistics(index_t channels) : mean(random_numbers<double>(channels, 4, 0.5)), variance(random_numbers<double>(channels, 5, 2, 0.3)) {}
+    template <Scalar T>
+    rep_batch_norm<T> norm(const step<T>& s, double eta) const {
+        return {{.weight = s.weight, .mean = mean, .variance = variance}, eta};
+    }
+};
+
+} // namespace
+
+TEST_CASE("gradients of norms in inference: the definition is what finite differences say", "[norm][portable]") {
+    const step<double> s({2, 2, 6, 3}, false);
+    const running_statistics seen(3);
+    const auto along = random_rows<double>(s.size, 7);
+    rep_gradients<double> g(s.size);
+    reference::rep_batch_norm_backward<double>(s.x.view(), s.given.view(), {g.x, g.weight, g.bias, g.eta.data()}, s.weight, 0.7, 1e-5, {}, seen.mean, seen.variance);
+    const auto loss = [&](double of_x, double of_weight, double of_eta) {
+        tensor<double> x(s.size), out(s.size);
+        for (index_t e = 0; e < s.size.size(); ++e) x.data()[e] = s.x.data()[e] + of_x * along.data()[e];
+        auto weight = s.weight;
+        for (std::size_t c = 0; c < weight.size(); ++c) weight[c] += of_weight * along.data()[c];
+        reference::rep_batch_norm<double>(x.view(), out.view(), seen.mean, seen.variance, weight, {}, 0.7 + of_eta);
+        return std::inner_product(out.data(), out.data() + s.size.size(), s.given.data(), 0.0);
+    };
+    const auto slope = [&](const auto& at) { return (at(0.5) - at(-0.5)); }; // all of them are lines
+    double of_x = 0, of_weight = 0;
+    for (index_t e = 0; e < s.size.size(); ++e) of_x += g.x.data()[e] * along.data()[e];
+    for (std::size_t c = 0; c < 3; ++c) of_weight += g.weight[c] * along.data()[c];
+    CHECK(std::abs(slope([&](double t) { return loss(t, 0, 0); }) - of_x) <= 1e-12);
+    CHECK(std::abs(slope([&](double t) { return loss(0, t, 0); }) - of_weight) <= 1e-12);
+    CHECK(std::abs(slope([&](double t) { return loss(0, 0, t); }) - g.eta[0]) <= 1e-12);
+}
+
+TEMPLATE_TEST_CASE("gradients of norms in inference: the definition's, the same bits for every executor, and of a whole tensor and its parts", "[norm][portable][parallel]",
+                   ATTN_TEST_NUMBERS) {
+    using T = TestType;
+    const shape size{3, 2, 95, 45};
+    const step<T> s(size, false);
+    const running_statistics seen(45);
+    const auto norm = seen.norm(s, 0.7);
+    const auto ours_by = [&](const auto& of, const tensor_view<const T>& x, auto& executor) {
+        rep_gradients<T> ours(size);
+        if constexpr (std::same_as<std::remove_cvref_t<decltype(of)>, batch_norm<T>>) backward(of, x, s.given, {ours.x, ours.weight, ours.bias}, executor);
+        else backward(of, x, s.given, ours.wanted(), executor);
+        return ours;
+    };
+    sequential here;
+    const auto expected = ours_by(norm, s.x, here);
+    rep_gradients<double> exact(size);
+    const auto x = reference::widen(s.x.view()), given = reference::widen(s.given.view());
+    const std::vector<double> weight(s.weight.begin(), s.weight.end());
+    reference::rep_batch_norm_backward<double>(x.view(), given.view(), {exact.x, exact.weight, exact.bias, exact.eta.data()}, weight, 0.7, 1e-5, {}, seen.mean, seen.variance);
+    const auto near = [](T a, double b, double terms) { return std::abs(static_cast<double>(a) - b) <= 8 * terms * epsilon<T>; };
+    bool right = near(expected.eta[0], exact.eta[0], static_cast<double>(size.size()));
+    for (index_t e = 0; e < size.size(); ++e) right = right && near(expected.x.data()[e], exact.x.data()[e], 8);
+    for (std::size_t c = 0; c < 45; ++c) right = right && near(expected.weight[c], exact.weight[c], 600) && near(expected.bias[c], exact.bias[c], 600);
+    CHECK(right);
+    for_each_executor([&](auto& executor, const std::string& name) {
+        INFO("on " << name);
+        CHECK(same_bits(ours_by(norm, s.x, executor), expected));
+    });
+    const progressive_rep_batch_norm<layer_norm<T>> progressive{{}, norm};
+    CHECK(same_bits(ours_by(progressive, s.x, here), expected));
+    const auto plain = ours_by(norm.batch, s.x, here), without = ours_by(seen.norm(s, 0), s.x, here);
+    CHECK((testing::same_bits(plain.x, without.x) && plain.weight == without.weight && plain.bias == without.bias));
+
+    tensor<T> broken = random_rows<T>(size, 1, 0.5); // what the gradient of x does not read, and only a channel of those of the parameters does
+    broken(1, 1, 7, 3) = std::numeric_limits<T>::quiet_NaN();
+    const auto of_broken = ours_by(norm, broken, here);
+    CHECK(testing::same_bits(of_broken.x, expected.x));
+    CHECK((std::isnan(of_broken.weight[3]) && of_broken.weight[4] == expected.weight[4] && of_broken.bias == expected.bias));
+}
+
+TEMPLATE_TEST_CASE("gradients of norms in inference: through the statistics where these are those of the tokens", "[norm]", ATTN_TEST_NUMBERS) {
+    using T = TestType;
+    const step<T> s({2, 1, 30, 11}, false);
+    const rep_batch_norm<T> norm{{.weight = s.weight, .batch_statistics = true}, 0.7};
+    rep_gradients<T> ours(s.size);
+    backward(norm, s.x, s.given, ours.wanted());
+    CHECK(same_bits(ours, ours_of(s, 0.7)));
+    const rep_batch_norm<T> neither{{.weight = s.weight}, 0.7};
+    check_says(error_of([&] { backward(neither, s.x, s.given, ours.wanted()); }), {"rep_batch_norm", "mean", "is missing"});
+    std::vector<T> two(2);
+    check_says(error_of([&] { backward(norm, s.x, s.given, {{ours.x}, two}); }), {"rep_batch_norm", "wanted.eta"});
 }
 
 TEST_CASE("training gradients: what is wrong is refused, by name", "[norm]") {

@@ -169,6 +169,18 @@ std::string broken_training_gradient(draw& random, const rep_batch_norm<T>& norm
                     });
 }
 
+/// In inference, with running statistics.
+template <Scalar T>
+std::string broken_inference_gradient(draw& random, const rep_batch_norm<T>& norm, const tensor<T>& x) {
+    gradient_problem<T> p(random, x, {"weight", "bias", "eta"});
+    const auto bounded_of = [](const auto& numbers) { return std::vector<bounded<T>>(numbers.begin(), numbers.end()); };
+    const auto weight = bounded_of(norm.batch.weight), mean = bounded_of(norm.batch.mean), variance = bounded_of(norm.batch.variance);
+    reference::rep_batch_norm_backward<bounded<T>>(p.bounded_x.view(), p.bounded_given.view(), {p.defined[0].exact, p.row(1), p.row(2), p.row(3).data()}, weight, norm.eta,
+                                                   norm.batch.eps, {}, mean, variance);
+    return p.broken(random, [&](index_t concurrency) { return norm.backward_workspace_bytes(x.shape(), concurrency); },
+                    [&](const auto& from, const auto& given, const rep_norm_gradients<T>& wanted, const execution& run) { attn::backward(norm, from, given, wanted, run); });
+}
+
 /// Norms whose definition's bounds are enough: unit_norm, dynamic_tanh and dynamic_erf.
 template <Scalar T>
 outcome attempt_bounded(draw& random) {
@@ -265,9 +277,11 @@ outcome attempt(draw& random) {
     if (kind == 2) result.problem = broken<T>(random, batch, x, exact, bounds);
     if (kind == 3) result.problem = broken<T>(random, rep_batch_norm<T>{.batch = batch, .eta = eta}, x, exact, bounds);
     if (!result.problem.empty()) return result;
-    const auto of_gradient = kind == 0   ? broken_row_gradient(random, layer_norm<T>{weight, bias, eps}, x)
-                             : kind == 1 ? broken_row_gradient(random, rms_norm<T>{weight, eps}, x)
-                                         : broken_training_gradient(random, rep_batch_norm<T>{.batch = batch, .eta = eta}, x);
+    const rep_batch_norm<T> rep{.batch = batch, .eta = eta};
+    const auto of_gradient = kind == 0              ? broken_row_gradient(random, layer_norm<T>{weight, bias, eps}, x)
+                             : kind == 1            ? broken_row_gradient(random, rms_norm<T>{weight, eps}, x)
+                             : random.one_in(2)     ? broken_training_gradient(random, rep, x)
+                                                    : broken_inference_gradient(random, rep, x);
     if (!of_gradient.empty()) result.problem = "gradient of the " + of_gradient;
     return result;
 }

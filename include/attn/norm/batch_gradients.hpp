@@ -1,8 +1,9 @@
-// The gradients of a batch_norm with the statistics of the batch, plus a multiple of its input.
+// The gradients of a batch_norm, in training or in inference, plus a multiple of its input.
 #pragma once
 
-#include "batch_norm.hpp"
+#include "channel_map.hpp"
 #include "row_gradients.hpp"
+#include "token_moments.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
@@ -20,20 +21,23 @@ struct batch_gradient_call {
     const tensor_view<const T>&x, &d_out;
     const rep_norm_gradients<T>& wanted;
     const token_mask& mask;
-    double eta, share; ///< what is given counts `share` times,
-    double kept;       ///< and wanted.x keeps so much of what it holds
+    double eta, share = 1;   ///< what is given counts `share` times,
+    double kept = 0;         ///< and wanted.x keeps so much of what it holds
+    bool is_running = false; ///< the statistics are the norm's own, and constants: all tokens count
 };
 
 /// The gradients of a training step. With the N tokens that count, y = (x - mean) / sqrt(variance + eps) and g = d_out,
 ///     d bias = sum g,      d weight = sum g y,      d eta = sum over all tokens and channels of g x
 ///     d x = weight / sqrt(variance + eps) (g - d bias / N - y d weight / N) + eta g;      of a token that does not count (1 + eta) g
+/// With running statistics d x = weight / sqrt(variance + eps) g + eta g.
 /// Rows are summed in parts that depend on their number only, and parts one after the other: so threads change no bit.
 template <Scalar T>
 class batch_gradients {
 public:
     static std::size_t workspace_bytes(const shape& x, index_t concurrency) { return bytes_for<layout>(x, concurrency); }
 
-    void operator()(const batch_norm<T>& norm, const batch_gradient_call<T>& call, const execution& run) const {
+    /// norm: a batch_norm.
+    void operator()(const auto& norm, const batch_gradient_call<T>& call, const execution& run) const {
         const auto& s = call.x.shape();
         if (s.channels == 0) {
             for (auto& eta : call.wanted.eta) eta = 0;
@@ -41,9 +45,13 @@ public:
         }
         scratch memory(run.workspace().bytes().data());
         const layout own(memory, s, run.concurrency());
-        const auto seen = own.statistics(call.x, call.mask, run);
-        own.normal.set(s.channels, 1,
-                       [&](index_t c) { return channel_map{seen.mean[c], 1 / std::sqrt(seen.variance(c, false) + norm.eps), 0}; });
+        const auto seen = call.is_running ? moments_view{} : own.statistics(call.x, call.mask, run);
+        const auto root = [&](index_t c) {
+            return std::sqrt((call.is_running ? norm.variance[static_cast<std::size_t>(c)] : seen.variance(c, false)) + norm.eps);
+        };
+        own.normal.set(s.channels, 1, [&](index_t c) {
+            return channel_map{call.is_running ? norm.mean[static_cast<std::size_t>(c)] : seen.mean[c], 1 / root(c), 0};
+        });
 
         const row_parts parts(s);
         run.for_each(parts.count, [&](index_t part, index_t) {
@@ -57,7 +65,7 @@ public:
                 for (index_t which = 0; which < 3; ++which) sums[which] += static_cast<double>(own.of_part(part, which)[c]);
             const auto at = static_cast<std::size_t>(c);
             const auto weight = norm.weight.empty() ? 1 : static_cast<double>(norm.weight[at]), count = static_cast<double>(seen.count);
-            own.slope[c] = static_cast<T>(weight / std::sqrt(seen.variance(c, false) + norm.eps));
+            own.slope[c] = static_cast<T>(weight / root(c));
             own.mean_bias[c] = static_cast<T>(sums[0] / count);
             own.mean_weight[c] = static_cast<T>(sums[1] / count);
             if (!call.wanted.bias.empty()) call.wanted.bias[at] = static_cast<T>(call.share * sums[0]);
@@ -107,7 +115,9 @@ private:
         simd::for_each_register<T>(call.x.shape().channels, [&](index_t c, const auto& load, const auto& store) {
             const auto g = load(d_out + c);
             auto sum = eta * g;
-            if (is_counted) {
+            if (call.is_running) {
+                sum = fma(load(own.slope + c), g, sum);
+            } else if (is_counted) {
                 const auto y = normal(own, load(x + c), c, load);
                 sum = fma(load(own.slope + c), fma(-y, load(own.mean_weight + c), g - load(own.mean_bias + c)), sum);
             } else {

@@ -1,8 +1,8 @@
 // BatchNorm: every channel to mean 0 and variance 1, over the tokens; and its running statistics, taken anew from data.
 #pragma once
 
+#include "batch_gradients.hpp"
 #include "batch_norm_statistics.hpp"
-#include "channel_map.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
@@ -41,6 +41,21 @@ struct batch_norm {
         return workspace_bytes(x, concurrency, narrow, mean.empty());
     }
     void forward(const stored_view<const T>& x, const stored_view<T>& out, const execution& run) const { forward(x, out, run, 0); }
+
+    using gradients = norm_gradients<T>;
+    std::size_t backward_workspace_bytes(const shape& x, index_t concurrency) const {
+        return detail::batch_gradients<T>::workspace_bytes(x, concurrency);
+    }
+    /// The gradient of inference: through the statistics where they are those of x.
+    void backward(const tensor_view<const T>& x, const tensor_view<const T>& d_out, const norm_gradients<T>& wanted,
+                  const execution& run) const {
+        backward(x, d_out, {wanted, {}}, run, 0);
+    }
+    /// The gradient of BN(x) + eta x.
+    void backward(const tensor_view<const T>& x, const tensor_view<const T>& d_out, const rep_norm_gradients<T>& wanted,
+                  const execution& run, double eta) const {
+        detail::batch_gradients<T>()(*this, {x, d_out, wanted, {}, eta, 1, 0, !mean.empty()}, run);
+    }
 
     /// The map of a channel that inference with statistics applies; eta is RepBN's.
     channel_map map_of(index_t c, double eta = 0) const {

@@ -17,7 +17,7 @@ template <Norm N>
 struct progressive_rep_batch_norm {
     using scalar = typename N::scalar;
     static constexpr std::string_view name = "progressive_rep_batch_norm";
-    static constexpr bool moves_statistics = false;
+    static constexpr bool moves_statistics = false, adds_bias = true;
 
     N norm = {};
     rep_batch_norm<scalar> rep = {};
@@ -37,6 +37,13 @@ struct progressive_rep_batch_norm {
     }
     void forward(const stored_view<const scalar>& x, const stored_view<scalar>& out, const execution& run) const {
         rep.forward(x, out, run);
+    }
+    using gradients = rep_norm_gradients<scalar>;
+    std::size_t backward_workspace_bytes(const shape& x, index_t concurrency) const { return rep.backward_workspace_bytes(x, concurrency); }
+    /// The gradient of inference: RepBN's.
+    void backward(const tensor_view<const scalar>& x, const tensor_view<const scalar>& d_out, const gradients& wanted,
+                  const execution& run) const {
+        rep.backward(x, d_out, wanted, run);
     }
     /// What inference does to channel c.
     channel_map map_of(index_t c) const { return rep.map_of(c); }

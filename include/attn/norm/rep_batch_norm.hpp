@@ -36,6 +36,15 @@ struct rep_batch_norm {
         return batch.workspace_bytes(x, concurrency, narrow);
     }
     void forward(const stored_view<const T>& x, const stored_view<T>& out, const execution& run) const { batch.forward(x, out, run, eta); }
+    using gradients = rep_norm_gradients<T>;
+    std::size_t backward_workspace_bytes(const shape& x, index_t concurrency) const {
+        return batch.backward_workspace_bytes(x, concurrency);
+    }
+    /// The gradient of inference, as that of a batch_norm.
+    void backward(const tensor_view<const T>& x, const tensor_view<const T>& d_out, const rep_norm_gradients<T>& wanted,
+                  const execution& run) const {
+        batch.backward(x, d_out, wanted, run, eta);
+    }
     /// What inference does to channel c.
     channel_map map_of(index_t c) const { return batch.map_of(c, eta); }
 };

@@ -1,7 +1,6 @@
 // The gradients of training steps: of what `train` computes; and a norm as it is in training, where a layer expects a norm.
 #pragma once
 
-#include "batch_gradients.hpp"
 #include "progressive_rep_batch_norm.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
@@ -62,7 +61,7 @@ void train_backward_of(const N& norm, const batch_norm<T>& batch, double eta, co
     };
     check_train_backward(norm, x, d_out, wanted.x, for_each_parameter, mask);
     run.reserve(N::name, "the gradient for x", x.shape(), train_backward_bytes(norm, x.shape(), run.concurrency()));
-    batch_gradients<T>()(batch, {x, d_out, wanted, mask, eta, 1, 0}, run);
+    batch_gradients<T>()(batch, {x, d_out, wanted, mask, eta}, run);
 }
 
 template <Scalar T>

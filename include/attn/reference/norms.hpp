@@ -219,16 +219,18 @@ struct rep_norm_gradients {
 /// sqrt(variance + eps), and dO the gradient given, for each channel
 ///     dbias = sum dO,      dweight = sum dO y,      deta = sum over all tokens and channels of dO x
 ///     dx = weight / r (dO - dbias / N - y dweight / N) + eta dO;      of a token that does not count dO + eta dO
+/// With the mean and variance that are given, of inference: dx = weight / r dO + eta dO.
 template <class T>
 void rep_batch_norm_backward(const tensor_view<const T>& x, const tensor_view<const T>& d_out, const rep_norm_gradients<T>& wanted,
-                             std::span<const T> weight = {}, T eta = 0, T eps = T(1e-5), const tensor_view<const bool>& mask = {}) {
+                             std::span<const T> weight = {}, T eta = 0, T eps = T(1e-5), const tensor_view<const bool>& mask = {},
+                             std::span<const T> mean = {}, std::span<const T> variance = {}) {
     const channel_statistics<T> seen(x, mask);
     const auto tokens = static_cast<T>(seen.tokens);
     if (wanted.eta) *wanted.eta = 0;
     for (index_t c = 0; c < x.shape().channels; ++c) {
         const auto at = static_cast<std::size_t>(c);
-        const T root = sqrt(seen.variance[at] + eps);
-        const auto y = [&](index_t b, index_t h, index_t i) { return (x(b, h, i, c) - seen.mean[at]) / root; };
+        const T root = sqrt((mean.empty() ? seen.variance : variance)[at] + eps), centre = (mean.empty() ? seen.mean : mean)[at];
+        const auto y = [&](index_t b, index_t h, index_t i) { return (x(b, h, i, c) - centre) / root; };
         T of_bias = 0, of_weight = 0;
         detail::for_each_row(x.shape(), [&](index_t b, index_t h, index_t i) {
             if (wanted.eta) *wanted.eta += d_out(b, h, i, c) * x(b, h, i, c);
@@ -240,7 +242,8 @@ void rep_batch_norm_backward(const tensor_view<const T>& x, const tensor_view<co
         if (!wanted.weight.empty()) wanted.weight[at] = of_weight;
         detail::for_each_row(x.shape(), [&](index_t b, index_t h, index_t i) {
             const T g = d_out(b, h, i, c);
-            const T normal = detail::entry(weight, c, T{1}) / root * (g - of_bias / tokens - y(b, h, i) * of_weight / tokens);
+            const T by_statistics = mean.empty() ? of_bias / tokens + y(b, h, i) * of_weight / tokens : T{0};
+            const T normal = detail::entry(weight, c, T{1}) / root * (g - by_statistics);
             wanted.x(b, h, i, c) = (detail::counts(mask, b, h, i) ? normal : g) + eta * g;
         });
     }
