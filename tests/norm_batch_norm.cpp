@@ -267,6 +267,27 @@ TEMPLATE_TEST_CASE("progressive_rep_batch_norm: training blends, warms up and mo
     CHECK(same_bits(normalise(inference, x), normalise(inference.rep, x)));
 }
 
+/// The tokens themselves, by way of a workspace that holds them many times.
+struct roundabout_norm : identity_norm<float> {
+    std::size_t workspace_bytes(const shape& x, index_t, bool = false) const { return 100 * static_cast<std::size_t>(x.size()) * sizeof(float); }
+    void forward(const stored_view<const float>& x, const stored_view<float>& out, const execution& run) const {
+        CHECK(run.workspace().size_bytes() >= workspace_bytes(x.shape(), 1));
+        identity_norm<float>::forward(x, out, run);
+    }
+};
+
+TEST_CASE("progressive_rep_batch_norm: training has the workspace of the norm that needs most", "[norm][portable]") {
+    const auto x = random_rows<float>({1, 1, 60, 23}, 2);
+    const progressive_rep_batch_norm<roundabout_norm> norm;
+    batch_norm_statistics statistics(23);
+    CHECK(same_bits(trained(norm, x, statistics, {}, std::optional<double>()), x));
+    tensor<float> out(x.shape());
+    train(norm, x, out, statistics, 0.5);
+    workspace small(training_workspace_bytes(norm.rep, x.shape()));
+    sequential here;
+    check_says(error_of([&] { train(norm, x, out, statistics, 0.5, execution(here, small)); }), {"progressive_rep_batch_norm", "workspace", "552000"});
+}
+
 TEST_CASE("gamma schedules: their exact sequences", "[norm][portable]") {
     const auto sequence = [](const auto& schedule, std::int64_t steps) {
         std::vector<double> gammas;

@@ -174,10 +174,12 @@ inline void check_gamma(std::string_view operation, const std::optional<double>&
         detail::raise(argument_error(operation, "gamma", "is ", *gamma, ", but must lie between 0 and 1"));
 }
 
-/// Bytes of workspace that a training call of the norm needs.
+/// Bytes of workspace that a training call of the norm needs: of a progressive one enough for either norm, which run one after the other.
 template <FoldableNorm N>
-std::size_t training_bytes(const N&, const shape& x, index_t concurrency) {
-    return batch_norm<typename N::scalar>::workspace_bytes(x, concurrency, false, true);
+std::size_t training_bytes(const N& norm, const shape& x, index_t concurrency) {
+    const auto bytes = batch_norm<typename N::scalar>::workspace_bytes(x, concurrency, false, true);
+    if constexpr (requires { norm.rep; }) return std::max(bytes, norm.norm.workspace_bytes(x, concurrency));
+    else return bytes;
 }
 
 /// Checks a training call, and sees to its workspace.

@@ -49,16 +49,6 @@ struct progressive_rep_batch_norm {
     channel_map map_of(index_t c) const { return rep.map_of(c); }
 };
 
-namespace detail {
-
-/// Enough for either norm, which run one after the other.
-template <Norm N>
-std::size_t training_bytes(const progressive_rep_batch_norm<N>& norm, const shape& x, index_t concurrency) {
-    return std::max(norm.norm.workspace_bytes(x, concurrency, false), training_bytes(norm.rep, x, concurrency));
-}
-
-} // namespace detail
-
 /// One training call: out = gamma N(x) + (1 - gamma) RepBN(x) with the statistics of this batch, by which the running `statistics` move;
 /// without gamma, out = N(x). Tokens that the mask leaves out are no part of the statistics, and give gamma N(x) + (1 - gamma)(x + eta x).
 /// Throws attention_error, before anything is written: as `train` of a batch_norm does, what N refuses, a gamma outside [0, 1].

@@ -40,15 +40,12 @@ void visit_rep_parameters(std::string_view operation, std::array<std::string_vie
     visit(names[2], as_row(wanted.eta), shape{.tokens = 1, .channels = 1}, true);
 }
 
-/// Bytes of workspace that the gradient of a training step of a norm needs.
+/// Bytes of workspace that the gradient of a training step of a norm needs: of a progressive one as for training_bytes.
 template <FoldableNorm N>
-std::size_t train_backward_bytes(const N&, const shape& x, index_t concurrency) {
-    return batch_gradients<typename N::scalar>::workspace_bytes(x, concurrency);
-}
-/// Enough for either norm, which run one after the other.
-template <DifferentiableNorm N>
-std::size_t train_backward_bytes(const progressive_rep_batch_norm<N>& norm, const shape& x, index_t concurrency) {
-    return std::max(norm.norm.backward_workspace_bytes(x, concurrency), train_backward_bytes(norm.rep, x, concurrency));
+std::size_t train_backward_bytes(const N& norm, const shape& x, index_t concurrency) {
+    const auto bytes = batch_gradients<typename N::scalar>::workspace_bytes(x, concurrency);
+    if constexpr (requires { norm.rep; }) return std::max(bytes, norm.norm.backward_workspace_bytes(x, concurrency));
+    else return bytes;
 }
 
 /// The gradient of a training step of a norm that is a batch_norm plus eta times its input.
