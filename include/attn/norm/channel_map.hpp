@@ -86,24 +86,21 @@ template <bool blend, bool streaming, int rows, Scalar T>
     }
 }
 
-/// Single rows in the order of memory if they are streamed, else pairs of them.
-template <bool blend, bool streaming, Scalar T>
-void map_run(const row_block<const T>& x, const row_block<T>& out, index_t count, index_t channels, const channel_maps<T>& maps, T kept) {
-    constexpr int together = streaming ? 1 : 2;
-    index_t r = 0;
-    for (; r + together <= count; r += together) map_rows<blend, streaming, together>(x.from(r), out.from(r), channels, maps, kept);
-    for (; r < count; ++r) map_rows<blend, streaming, 1>(x.from(r), out.from(r), channels, maps, kept);
-    if constexpr (streaming) simd::finish_streaming();
-}
-
-/// Maps all rows of x to out, which may be x: one read and one write of the tensor. memory: narrow_bytes of rows_in_and_out.
+/// Maps all rows of x to out, which may be x: one read and one write of the tensor. Single rows in the order of memory if they are streamed,
+/// else pairs of them. memory: narrow_bytes of rows_in_and_out.
 template <Scalar T>
 void map_channels(const stored_view<const T>& x, const stored_view<T>& out, const channel_maps<T>& maps, const execution& run,
                   std::byte* memory) {
     const rows_in_and_out<T> pairs(x, out, memory);
+    const auto channels = x.shape().channels;
     with_condition(worth_streaming(x, out), [&](auto streaming) {
         pairs.template for_each_run_in<T>(run, [&](const row_block<const T>& from, const row_block<T>& to, index_t count) {
-            map_run<false, streaming()>(from, to, count, x.shape().channels, maps, T{0});
+            constexpr int together = streaming() ? 1 : 2;
+            index_t r = 0;
+            for (; r + together <= count; r += together)
+                map_rows<false, streaming(), together>(from.from(r), to.from(r), channels, maps, T{0});
+            for (; r < count; ++r) map_rows<false, streaming(), 1>(from.from(r), to.from(r), channels, maps, T{0});
+            if constexpr (streaming()) simd::finish_streaming();
         });
     });
 }

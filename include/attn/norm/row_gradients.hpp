@@ -9,8 +9,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET::detail {
 /// The gradients of a norm of rows. With y = (x - centre) scale + offset, what a row is before weight and bias, and g = d_out * weight:
 ///     d x = scale (g - mean(g) - y mean(g y)),      d weight = sum over rows of d_out y,      d bias = sum over rows of d_out
 /// without mean(g) where rows are not centred. Of a unit row mean(g y) is a sum, and of one whose norm is the least one it is 0. Rows are
-/// summed in parts that depend on their number only, and parts one after the other: so
-/// threads change no bit.
+/// summed in parts that depend on their number only, and parts one after the other: so threads change no bit.
 template <row_norm kind, Scalar T>
 class row_gradients {
     static constexpr bool centred = kind == row_norm::centred, is_unit = kind == row_norm::unit;
@@ -30,7 +29,7 @@ public:
         scratch memory(run.workspace().bytes().data());
         const layout own(memory, s);
         const row_parts parts(s);
-        const auto channels = whole(s.channels);
+        const auto channels = kernel::whole_registers<T>(s.channels);
         if (s.channels == 0) return;
         const auto add_parts = [&](auto streaming) {
             run.for_each(parts.count, [&](index_t part, index_t) {
@@ -55,23 +54,16 @@ private:
     struct layout {
         T* sums; ///< [part][weight, bias][channels in whole registers]
 
-        layout(scratch& memory, const shape& x) : sums(memory.take<T>(2 * row_parts(x).count, whole(x.channels))) {}
+        layout(scratch& memory, const shape& x) : sums(memory.take<T>(2 * row_parts(x).count, kernel::whole_registers<T>(x.channels))) {}
     };
 
-    static index_t whole(index_t channels) { return (channels + lanes::size - 1) / lanes::size * lanes::size; }
-
-    row_map<T> map_of(const T* row) const {
-        const row_operation<kind, T> op{{x_.shape().channels}};
-        const auto sums = op.sums_of(row, row[0]);
-        if constexpr (centred) return centred_map(op, row, sums, eps_);
-        else return scaling_map(op, row, sums.squares, eps_);
-    }
     template <bool streaming>
     void add_row(const row_place& at, T* of_weight, T* of_bias) const {
         const auto& s = x_.shape();
         const auto [b, h, i] = at;
         const T *const x = x_.row(b, h, i), *const d_out = d_out_.row(b, h, i);
-        const auto map = map_of(x);
+        const row_operation<kind, T> op{{s.channels}};
+        const auto map = map_of(op, x, op.sums_of(x, x[0]), eps_);
         const lanes centre(map.centre), scale(map.scale), offset(map.offset);
         const auto y_of = [&](lanes value) {
             if constexpr (centred) return fma(value - centre, scale, offset);

@@ -185,25 +185,28 @@ template <class Op, Scalar T>
     return {0, static_cast<T>(Op::scale_of(static_cast<double>(squares), static_cast<double>(op.channels), eps)), 0};
 }
 
+/// The map of a row, from its sums.
+template <class Op, Scalar T>
+[[gnu::always_inline]] inline row_map<T> map_of(const Op& op, const typename Op::stored* x, const row_sums<T>& sums, double eps) {
+    if constexpr (Op::centred) return centred_map(op, x, sums, eps);
+    else return scaling_map(op, x, sums.squares, eps);
+}
+
 /// Normalises the rows of a run. The sums run two rows ahead of the writing, so that nothing waits for the square root of a row.
 template <class Op, class E>
 void normalise_rows(const Op& op, const row_block<const E>& x, const row_block<E>& out, index_t count, double eps) {
     using T = computed_in<E>;
     constexpr index_t ahead = 2;
     row_map<T> maps[ahead];
-    const auto map_of = [&](const E* row, const row_sums<T>& sums) {
-        if constexpr (Op::centred) return centred_map(op, row, sums, eps);
-        else return scaling_map(op, row, sums.squares, eps);
-    };
     for (index_t r = 0; r < std::min(ahead, count); ++r) {
         const auto* const row = x.address(r);
-        maps[r] = map_of(row, op.sums_of(row, row[0]));
+        maps[r] = map_of(op, row, op.sums_of(row, row[0]), eps);
     }
     for (index_t r = 0; r < count; ++r) {
         auto& map = maps[r % ahead];
         if (r + ahead < count) {
             const auto* const next = x.address(r + ahead);
-            map = map_of(next, op.sum_and_write(next, x.address(r), out.address(r), map));
+            map = map_of(op, next, op.sum_and_write(next, x.address(r), out.address(r), map), eps);
         } else {
             op.write(x.address(r), out.address(r), map);
         }
