@@ -70,10 +70,13 @@ void check_backward(const A& op, const inputs<T>& in, const saved_outputs<T>& sa
     if constexpr (!A::traits.has_log_sum_exp) check_read_by_gradient(A::name, saved, d_out, op.output_shape(shapes), {});
     else check_read_by_gradient(A::name, saved, d_out, op.output_shape(shapes), log_sum_exp_shape(op, shapes));
     const auto for_each = [&](const auto& visit) {
-        visit("wanted.queries", wanted.queries, shapes.queries);
-        visit("wanted.keys", wanted.keys, shapes.keys);
-        visit("wanted.values", wanted.values, shapes.values);
-        op.check_gradients(in, wanted, visit);
+        const auto check = [&](std::string_view argument, const tensor_view<T>& view, const shape& expected) {
+            visit(argument, view, expected, false);
+        };
+        check("wanted.queries", wanted.queries, shapes.queries);
+        check("wanted.keys", wanted.keys, shapes.keys);
+        check("wanted.values", wanted.values, shapes.values);
+        op.check_gradients(in, wanted, check);
     };
     check_gradients<T>(A::name, for_each, [&](const output_memory& memory) {
         check_apart_of_inputs(in, memory);

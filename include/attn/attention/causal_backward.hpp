@@ -40,10 +40,10 @@ void check_causal_backward(const causal_convolution<T, F>& op, const tensor_view
     if (!wanted.bias.empty() && op.bias.empty())
         detail::raise(argument_error(op.name, "wanted.bias", "is asked for, but the convolution has no bias"));
     const auto for_each = [&](const auto& visit) {
-        visit("wanted.x", wanted.x, x.shape());
-        visit("wanted.weights", wanted.weights, op.weights.shape());
-        visit("wanted.bias", as_row(wanted.bias), shape{.tokens = 1, .channels = std::ssize(op.bias)});
-        visit("wanted.first_state", wanted.first_state, states);
+        visit("wanted.x", wanted.x, x.shape(), false);
+        visit("wanted.weights", wanted.weights, op.weights.shape(), false);
+        visit("wanted.bias", as_row(wanted.bias), shape{.tokens = 1, .channels = std::ssize(op.bias)}, false);
+        visit("wanted.first_state", wanted.first_state, states, false);
     };
     check_gradients<T>(op.name, for_each, [&](const output_memory& memory) {
         memory.require_apart("x", x);

@@ -18,9 +18,9 @@ void check_depthwise_backward(const depthwise_convolution<T>& op, const tensor_v
     if (!wanted.bias.empty() && op.bias.empty())
         detail::raise(argument_error(name, "wanted.bias", "is asked for, but the convolution has no bias"));
     const auto for_each = [&](const auto& visit) {
-        visit("wanted.input", wanted.input, x.shape());
-        visit("wanted.weights", wanted.weights, op.weights.shape());
-        visit("wanted.bias", as_row(wanted.bias), shape{.tokens = 1, .channels = std::ssize(op.bias)});
+        visit("wanted.input", wanted.input, x.shape(), false);
+        visit("wanted.weights", wanted.weights, op.weights.shape(), false);
+        visit("wanted.bias", as_row(wanted.bias), shape{.tokens = 1, .channels = std::ssize(op.bias)}, false);
     };
     check_gradients<T>(name, for_each, [&](const output_memory& memory) {
         memory.require_apart("x", x);

@@ -46,7 +46,7 @@ void check_ragged_backward(const A& op, const ragged& batch, const inputs<T>& in
     check("wanted.queries", wanted.queries, true);
     check("wanted.keys", wanted.keys, true);
     check("wanted.values", wanted.values, true);
-    op.check_gradients(in, wanted, [&](std::string_view argument, const tensor_view<T>& view, const shape&, bool = false) {
+    op.check_gradients(in, wanted, [&](std::string_view argument, const tensor_view<T>& view, const shape&) {
         check(argument, view, HasGradientsOfEntries<A, T>);
     });
 }

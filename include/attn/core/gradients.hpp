@@ -105,17 +105,11 @@ private:
 
 /// What a gradient is shown to: its argument, its view, the shape of what it is a gradient of, and whether channels must lie side by side.
 template <class T>
-struct gradient_visit {
-    call_ref<std::string_view, const tensor_view<T>&, const shape&, bool> see;
-
-    void operator()(std::string_view argument, const tensor_view<T>& view, const shape& expected, bool rows = false) const {
-        see(argument, view, expected, rows);
-    }
-};
+using gradient_visit = call_ref<std::string_view, const tensor_view<T>&, const shape&, bool>;
 
 /// Throws attention_error unless the gradients that a call writes have the shapes of what they are gradients of, and memory apart from what
-/// it reads and from each other. for_each(visit) calls visit(argument, view, shape) for each of them, and with true behind these where
-/// channels must lie side by side; a view without memory is not wanted. require_apart(memory) compares with what the call reads.
+/// it reads and from each other. for_each(visit) calls visit for each of them; a view without memory is not wanted. require_apart(memory)
+/// compares with what the call reads.
 template <class T>
 void check_gradients(std::string_view operation, call_ref<const gradient_visit<T>&> for_each,
                      call_ref<const output_memory&> require_apart) {
@@ -132,9 +126,9 @@ void check_gradients(std::string_view operation, call_ref<const gradient_visit<T
         const auto compare = [&](std::string_view earlier, const tensor_view<T>& written, const shape&, bool) {
             if (other++ < own) memory.require_apart(earlier, written);
         };
-        for_each({compare});
+        for_each(compare);
     };
-    for_each({check});
+    for_each(check);
 }
 
 /// Checks the wanted gradient of what an operator may have, as its check_gradients does.
