@@ -71,13 +71,10 @@ struct window_grid {
         check_sizes("window_grid::shift_segments");
         std::vector<std::int32_t> ids;
         ids.reserve(static_cast<std::size_t>(height * width));
-        // In shifted coordinates the last `shift` rows and columns come from the grid's first.
-        const auto wrapped = [](index_t at, index_t size, index_t shift) { return at >= size - shift ? 1 : 0; };
-        const auto across = width / window_width;
         for (index_t w = 0; w < windows(); ++w)
-            for (index_t t = 0; t < window_tokens(); ++t)
-                ids.push_back(2 * wrapped(w / across * window_height + t / window_width, height, shift_height) +
-                              wrapped(w % across * window_width + t % window_width, width, shift_width));
+            for_each_token(w, [&](index_t token, index_t) { // the shift took the grid's first rows and columns to the last windows
+                ids.push_back(2 * (token / width < shift_height) + (token % width < shift_width));
+            });
         return segments(ids, windows());
     }
 
@@ -161,9 +158,8 @@ void copy_windows(const window_grid& grid, const tensor_view<const T>& from, con
 template <TensorLike V>
 void window_partition(const window_grid& grid, const V& image, const tensor_view<detail::scalar_t<V>>& windows,
                       const detail::call_execution& run = {}) {
-    const tensor_view<const detail::scalar_t<V>> from = image;
-    detail::check_windows(grid, from, windows, true);
-    detail::copy_windows(grid, from, windows, true, run);
+    detail::check_windows<detail::scalar_t<V>>(grid, image, windows, true);
+    detail::copy_windows<detail::scalar_t<V>>(grid, image, windows, true, run);
 }
 
 /// The windows of images, to a new tensor: see window_partition(grid, image, windows, run).
@@ -179,9 +175,8 @@ template <TensorLike V>
 template <TensorLike V>
 void window_reverse(const window_grid& grid, const V& windows, const tensor_view<detail::scalar_t<V>>& image,
                     const detail::call_execution& run = {}) {
-    const tensor_view<const detail::scalar_t<V>> from = windows;
-    detail::check_windows(grid, from, image, false);
-    detail::copy_windows(grid, from, image, false, run);
+    detail::check_windows<detail::scalar_t<V>>(grid, windows, image, false);
+    detail::copy_windows<detail::scalar_t<V>>(grid, windows, image, false, run);
 }
 
 /// The images of windows, to a new tensor: see window_reverse(grid, windows, image, run).
