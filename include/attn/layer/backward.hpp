@@ -70,6 +70,15 @@ void forward_inside(const L& inner, const layer_inputs<typename L::scalar>& in, 
     inner.forward(in, out, run);
 }
 
+/// The gradient of a norm inside: `of_x`, and what else is wanted.
+template <DifferentiableNorm N>
+void backward_inside(const N& norm, typename N::gradients wanted, const tensor_view<const typename N::scalar>& x,
+                     const tensor_view<const typename N::scalar>& d_out, const tensor_view<typename N::scalar>& of_x,
+                     const execution& run) {
+    wanted.x = of_x;
+    norm.backward(x, d_out, wanted, run);
+}
+
 /// A visitor of the gradients of a member.
 auto visit_member(std::string_view member, const auto& visit) {
     return [member, &visit](std::string_view name, const auto& view, const shape& expected, bool rows) {

@@ -217,13 +217,8 @@ struct multi_head {
                            run);
         rotate(in, g.of, [&](const auto& x, const rotary_positions& where) { rotation->backward(x, where, x, run); });
         if constexpr (normalises) {
-            const auto through = [&](const N& norm, auto of_norm, const tensor_view<const T>& x, const tensor_view<const T>& of_y,
-                                     const tensor_view<T>& of_x) {
-                of_norm.x = of_x;
-                norm.backward(x, of_y, of_norm, run);
-            };
-            through(query_norm, p.query_norm, t.plain_queries, g.of.queries, g.of.plain_queries);
-            through(key_norm, p.key_norm, t.plain_keys, g.of.keys, g.of.plain_keys);
+            detail::backward_inside(query_norm, p.query_norm, t.plain_queries, g.of.queries, g.of.plain_queries, run);
+            detail::backward_inside(key_norm, p.key_norm, t.plain_keys, g.of.keys, g.of.plain_keys, run);
         }
 
         // What several projections read has the sum of what they give.

@@ -100,11 +100,6 @@ struct transformer_block {
         const kept_tensors k(held, *this, in.tokens.shape(), in.context.shape());
         const gradient_work g(memory, *this, in.tokens.shape(), in.context.shape(), run.concurrency());
         const auto& p = wanted.parameters;
-        const auto through = [&](const auto& norm, auto of_norm, const tensor_view<const scalar>& x,
-                                 const tensor_view<const scalar>& d_norm, const tensor_view<scalar>& to) {
-            of_norm.x = to;
-            norm.backward(x, d_norm, of_norm, run);
-        };
         const auto add = [&](const tensor_view<scalar>& branch, const tensor_view<const scalar>& skipped, const tensor_view<scalar>& to) {
             if (!to.data()) return;
             detail::for_each_row(to, run, [&](scalar* row, index_t b, index_t i) {
@@ -121,21 +116,22 @@ struct transformer_block {
         };
         if (is_post()) {
             if constexpr (has_norms) {
-                through(feed_forward_norm, p.feed_forward_norm, k.feed_forward_tokens, d_out, g.of_norm);
+                detail::backward_inside(feed_forward_norm, p.feed_forward_norm, k.feed_forward_tokens, d_out, g.of_norm, run);
                 of_feed_forward(k.between, g.of_norm);
                 add(g.of_branch, g.of_norm, g.of_between);
-                through(attention_norm, p.attention_norm, k.attention_tokens, g.of_between, g.of_norm);
+                detail::backward_inside(attention_norm, p.attention_norm, k.attention_tokens, g.of_between, g.of_norm, run);
                 of_attention(g.of_norm);
                 add(g.of_branch, g.of_norm, wanted.tokens);
             }
             return;
         }
         of_feed_forward(k.feed_forward_tokens, d_out);
-        if constexpr (has_norms) through(feed_forward_norm, p.feed_forward_norm, k.between, g.of_branch, g.of_norm);
+        if constexpr (has_norms) detail::backward_inside(feed_forward_norm, p.feed_forward_norm, k.between, g.of_branch, g.of_norm, run);
         add(has_norms ? g.of_norm : g.of_branch, d_out, g.of_between);
         of_attention(g.of_between);
         if constexpr (has_norms)
-            through(attention_norm, p.attention_norm, in.tokens, g.of_branch, wanted.tokens.data() ? g.of_norm : wanted.tokens);
+            detail::backward_inside(attention_norm, p.attention_norm, in.tokens, g.of_branch,
+                                    wanted.tokens.data() ? g.of_norm : wanted.tokens, run);
         add(has_norms ? g.of_norm : g.of_branch, g.of_between, wanted.tokens);
     }
 

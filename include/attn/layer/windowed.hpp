@@ -169,9 +169,7 @@ struct spatial_reduction {
         const gradient_work g(memory, *this, s, run.concurrency());
         auto of_projected = d_out;
         if constexpr (has_norm) {
-            auto of_norm = wanted.parameters.norm;
-            of_norm.x = g.of_projected;
-            norm.backward(take_projected(held, s), d_out, of_norm, run);
+            detail::backward_inside(norm, wanted.parameters.norm, take_projected(held, s), d_out, g.of_projected, run);
             of_projected = g.of_projected;
         }
         detail::copy_windows(grid, in.tokens, g.windows, true, run);
