@@ -112,16 +112,12 @@ struct multi_head {
     /// Bytes of workspace that the layer needs. An empty context is none.
     std::size_t workspace_bytes(const shape& tokens, const shape& context, index_t concurrency) const {
         const auto& source = context.size() > 0 ? context : tokens;
-        detail::scratch memory;
-        memory.take<std::byte>(inner_bytes<false>(tokens, source, concurrency));
-        tensors(memory, *this, tokens, source, false);
-        return memory.used_bytes();
+        return detail::bytes_for<tensors>(inner_bytes<false>(tokens, source, concurrency), *this, tokens, source);
     }
     void forward(const layer_inputs<T>& in, const tensor_view<T>& result, const execution& run) const {
         detail::scratch memory(run.workspace().bytes().data());
         const auto tokens = in.tokens.shape(), source = source_of(in).shape();
-        memory.take<std::byte>(inner_bytes<false>(tokens, source, run.concurrency()));
-        compute(in, {memory, *this, tokens, source, false}, result, run);
+        compute(in, {memory, inner_bytes<false>(tokens, source, run.concurrency()), *this, tokens, source}, result, run);
     }
 
     // On the next tokens of a sequence, beside a cache of its keys and values, or of a context's, or a state: see cached.hpp.
@@ -143,17 +139,13 @@ struct multi_head {
     std::size_t cached_workspace_bytes(const shape& tokens, const shape& context, const auto& cache, index_t concurrency) const {
         auto source = context.size() > 0 ? context : tokens;
         if (context.size() > 0 && cache.size() > 0) source.tokens = 0;
-        detail::scratch memory;
-        memory.take<std::byte>(cached_inner_bytes(tokens, source, cache, concurrency));
-        tensors(memory, *this, tokens, source, false);
-        return memory.used_bytes();
+        return detail::bytes_for<tensors>(cached_inner_bytes(tokens, source, cache, concurrency), *this, tokens, source);
     }
     void forward_cached(const layer_inputs<T>& in, auto& cache, const tensor_view<T>& result, const execution& run) const {
         const auto own = beside(in, cache);
         const auto tokens = own.tokens.shape(), source = source_of(own).shape();
         detail::scratch memory(run.workspace().bytes().data());
-        memory.take<std::byte>(cached_inner_bytes(tokens, source, cache, run.concurrency()));
-        const tensors t(memory, *this, tokens, source, false);
+        const tensors t(memory, cached_inner_bytes(tokens, source, cache, run.concurrency()), *this, tokens, source);
         compute(own, t, result, run,
                 [&] { with<decltype(cache)>::run(attention, {t.queries, t.keys, t.values, own.positions}, cache, t.attended, run); });
     }
@@ -296,6 +288,9 @@ private:
         tensor_view<T> log_sum_exp;
         std::byte* of_reduce = nullptr; ///< what `reduce` keeps
 
+        /// Of a call that keeps none, behind so many bytes for what is inside.
+        tensors(detail::scratch& memory, std::size_t inner, const multi_head& layer, const shape& tokens, const shape& source)
+            : tensors((memory.take<std::byte>(inner), memory), layer, tokens, source, false) {}
         tensors(detail::scratch& memory, const multi_head& layer, const shape& tokens, const shape& source, bool kept) {
             const auto s = layer.shapes(tokens, source);
             const auto take = [&](const shape& of) { return token_major(memory.take<T>(of.size()), of); };
