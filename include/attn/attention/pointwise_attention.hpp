@@ -91,7 +91,7 @@ struct pointwise_attention {
     }
     template <class Stored = any_storage, Scalar T>
     void forward(const inputs<T>& in, const outputs<T>& out, const execution& run) const {
-        detail::forward_by_softmax_kernel<Stored>(*this, in, out, run);
+        detail::forward_by_softmax_kernel<Stored>(*this, pattern, in, out, run);
     }
 
     /// The gradients of the inputs, of the weight's own parameters, and of the score function's: see pointwise_backward.hpp.

@@ -21,13 +21,17 @@ kernel::softmax_call<T> softmax_call_of(const Op& op, const inputs<T>& in, const
     return {in, out, visible, adjusts ? &adjustment : nullptr, score_scale<T>(op.scale, in.queries.shape().channels), sinks};
 }
 
-/// Computes such an operator.
-template <class Stored, Scalar T, class Op>
-void forward_by_softmax_kernel(const Op& op, const inputs<T>& in, const outputs<T>& out, const execution& run) {
-    const kernel::visible_keys_of<T, decltype(op.pattern)> visible(op.pattern, shapes_of(in), in.positions);
+/// Computes such an operator, with a pattern that may be another. pages: where keys and values lie, of which `in` then tells the shapes
+/// only.
+template <class Stored, Scalar T, class Op, Pattern P>
+void forward_by_softmax_kernel(const Op& op, const P& pattern, const inputs<T>& in, const outputs<T>& out, const execution& run,
+                               const kernel::sequence_pages<T>* pages = nullptr) {
+    const kernel::visible_keys_of<T, P> visible(pattern, shapes_of(in), in.positions);
     const auto& chain = op.score_chain();
     const kernel::score_adjustment_of<T, std::remove_cvref_t<decltype(chain)>> adjustment(chain);
-    Op::template scheduler<T, Stored>::attend(softmax_call_of(op, in, out, visible, adjustment), run);
+    auto call = softmax_call_of(op, in, out, visible, adjustment);
+    call.pages = pages;
+    Op::template scheduler<T, Stored>::attend(call, run);
 }
 
 } // namespace detail
@@ -88,7 +92,7 @@ struct softmax_attention {
     }
     template <class Stored = any_storage, Scalar T>
     void forward(const inputs<T>& in, const outputs<T>& out, const execution& run) const {
-        detail::forward_by_softmax_kernel<Stored>(*this, in, out, run);
+        detail::forward_by_softmax_kernel<Stored>(*this, pattern, in, out, run);
     }
 
     /// The gradients of the inputs, of the sinks, (1, heads, 1, 1), and of the score function: see softmax_backward.hpp.

@@ -64,7 +64,6 @@ public:
     /// Computes. All has been checked.
     void run(const execution& on) const {
         if (out_.values.shape().size() == 0 && out_.log_sum_exp.shape().size() == 0) return;
-        const auto evicted = evicted_among_read(of_);
         auto in = in_;
         if (queries_.are_others()) {
             scratch memory(on.workspace().bytes().data());
@@ -72,8 +71,9 @@ public:
             queries_.write(turned);
             in.queries = turned;
         }
-        if (evicted.empty()) run_with(op_.pattern, in, on);
-        else run_with(op_.pattern & kept_keys{evicted}, in, on);
+        const auto pages = of_.view();
+        with_kept_keys(of_, op_.pattern,
+                       [&](const auto& pattern) { forward_by_softmax_kernel<kernel::paged_storage>(op_, pattern, in, out_, on, &pages); });
     }
 
 private:
@@ -86,16 +86,6 @@ private:
         memory.take<std::byte>(
             scheduler::workspace_bytes(shapes_of(in_), max_passes<decltype(op_.pattern)> > 1, concurrency, out_.values.is_narrow()));
         return head_major(queries_.are_others() ? memory.take<T>(q.size()) : nullptr, q);
-    }
-    template <Pattern P>
-    void run_with(const P& pattern, const inputs<T>& in, const execution& on) const {
-        const kernel::visible_keys_of<T, P> visible(pattern, shapes_of(in), in.positions);
-        const auto& chain = op_.score_chain();
-        const kernel::score_adjustment_of<T, std::remove_cvref_t<decltype(chain)>> adjustment(chain);
-        auto call = softmax_call_of(op_, in, out_, visible, adjustment);
-        const auto pages = of_.view();
-        call.pages = &pages;
-        scheduler::attend(call, on);
     }
 
     const Op& op_;

@@ -39,11 +39,9 @@ template <Scalar T, Pattern P = causal, FeatureMap F = relu>
         in.queries = turned;
     }
     const auto pages = keys.view();
-    const auto choose = [&](const auto& pattern) {
+    return detail::with_kept_keys(keys, rule.pattern, [&](const auto& pattern) {
         return detail::choose_tokens<kernel::paged_storage>(in, of_heads, pattern, rule.count, rule.score, &pages, run);
-    };
-    const auto evicted = detail::evicted_among_read(keys);
-    return evicted.empty() ? choose(rule.pattern) : choose(rule.pattern & detail::kept_keys{evicted});
+    });
 }
 
 } // namespace attn

@@ -50,12 +50,12 @@ private:
     const sequence<T>& of_;
 };
 
-/// The positions that a sequence has lost, of those that a call reads, in order.
-template <Scalar T>
-std::span<const row_range> evicted_among_read(const sequence<T>& of) {
+/// f(the pattern, without the keys that a sequence has lost, of those that a call reads).
+template <Scalar T, Pattern P>
+auto with_kept_keys(const sequence<T>& of, const P& pattern, const auto& f) {
     const auto all = of.evicted();
-    const auto left = std::ranges::find_if(all, [&](const row_range& range) { return range.end() > of.positions().first; });
-    return {left, all.end()};
+    const auto lost = std::ranges::find_if(all, [&](const row_range& range) { return range.end() > of.positions().first; });
+    return lost == all.end() ? f(pattern) : f(pattern & kept_keys{{lost, all.end()}});
 }
 
 } // namespace attn::detail
