@@ -30,9 +30,7 @@ struct identity_projection {
     template <Scalar T>
     void add_token_gradients(const kernel::token_rows<T>& x, index_t, index_t first, index_t count, const row_block<const T>& d_out,
                              const row_block<T>& to, detail::scratch&) const {
-        for (index_t r = 0; r < count; ++r)
-            for (index_t c = 0; c < x.channels; ++c)
-                to.data[(first + r) * to.row_stride + c * to.channel_stride] += d_out.data[r * d_out.row_stride + c];
+        for (index_t r = 0; r < count; ++r) kernel::add_channels(to.address(first + r), to.channel_stride, x.channels, d_out.address(r));
     }
 };
 
@@ -113,10 +111,7 @@ struct linear_projection {
                 weights.data += token * weights.channel_stride;
                 product(tokens, count, x.channels).run_all(memory, weights.transposed(), d_out, {nullptr, 0, 1}, {sums, x.channels, 1});
                 for (index_t j = 0; j < tokens; ++j)
-                    kernel::update_channels(to.data + (token + j) * to.row_stride, to.channel_stride, x.channels,
-                                            [&](auto sum, index_t c, index_t present) {
-                                                return sum + kernel::load_channels<T>(sums + j * x.channels, 1, c, present);
-                                            });
+                    kernel::add_channels(to.address(token + j), to.channel_stride, x.channels, sums + j * x.channels);
             });
     }
     /// How many parts the matrix's gradient has: each is some of its columns, of tokens side by side.

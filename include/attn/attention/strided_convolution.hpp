@@ -87,8 +87,7 @@ struct channel_convolution {
 
     /// Adds the gradient of the bias of either convolution: the sum of the rows.
     static void add_bias_gradients(index_t channels, index_t count, const row_block<const T>& d_out, const row_block<T>& of_bias) {
-        for (index_t r = 0; of_bias.data && r < count; ++r)
-            for (index_t c = 0; c < channels; ++c) of_bias.data[c] += d_out.data[r * d_out.row_stride + c];
+        for (index_t r = 0; of_bias.data && r < count; ++r) kernel::add_channels(of_bias.data, 1, channels, d_out.address(r));
     }
     /// The kernel of either convolution, in tokens. Throws shape_error without one: sizes are asked for before anything is checked.
     static index_t kernel_of(index_t tokens) {
@@ -178,11 +177,7 @@ struct mixing_convolution {
                              {nullptr, 0, 1}, {sums, x.channels, 1});
                 for (index_t r = 0; r < rows; ++r) {
                     const auto token = (first + done + r) * kernel + t;
-                    if (!x.visible(token)) continue;
-                    kernel::update_channels(to.data + token * to.row_stride, to.channel_stride, x.channels,
-                                            [&](auto sum, index_t c, index_t present) {
-                                                return sum + kernel::load_channels<T>(sums + r * x.channels, 1, c, present);
-                                            });
+                    if (x.visible(token)) kernel::add_channels(to.address(token), to.channel_stride, x.channels, sums + r * x.channels);
                 }
             }
     }

@@ -98,5 +98,11 @@ void update_channels(T* row, index_t channel_stride, index_t channels, const F& 
         }
     }
 }
+/// row[c] += added[c].
+template <Scalar T>
+void add_channels(T* row, index_t channel_stride, index_t channels, const T* added) {
+    update_channels(row, channel_stride, channels,
+                    [&](auto sum, index_t c, index_t present) { return sum + load_channels<T>(added, 1, c, present); });
+}
 
 } // namespace attn::kernel
