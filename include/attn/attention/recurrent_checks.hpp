@@ -55,19 +55,17 @@ void check_range(std::string_view operation, std::string_view argument, const te
                  std::string_view wanted) {
     using lanes = simd::lanes<T>;
     const auto rows = view.shape().channels == 1 ? view.transposed() : view;
-    const auto& s = rows.shape();
-    for (index_t b = 0; b < s.batch; ++b)
-        for (index_t h = 0; h < s.heads; ++h)
-            for (index_t i = 0; i < s.tokens; ++i) {
-                simd::lane_bits outside;
-                for (index_t c = 0; c < s.channels; c += lanes::size) {
-                    const auto x = kernel::load_channels<T>(rows.row(b, h, i), rows.strides().channels, c, s.channels - c);
-                    outside = outside || (x < lanes(low)).bits() || (x > lanes(high)).bits();
-                }
-                if (outside.value != 0)
-                    detail::raise(argument_error(operation, argument, "of shape ", view.shape(), " has a number, of batch entry ", b,
-                                                 " and head ", h, ", that is not ", wanted));
-            }
+    const auto channels = rows.shape().channels;
+    for_each_row(rows.shape(), [&](index_t b, index_t h, index_t i) {
+        simd::lane_bits outside;
+        for (index_t c = 0; c < channels; c += lanes::size) {
+            const auto x = kernel::load_channels<T>(rows.row(b, h, i), rows.strides().channels, c, channels - c);
+            outside = outside || (x < lanes(low)).bits() || (x > lanes(high)).bits();
+        }
+        if (outside.value != 0)
+            detail::raise(argument_error(operation, argument, "of shape ", view.shape(), " has a number, of batch entry ", b, " and head ",
+                                         h, ", that is not ", wanted));
+    });
 }
 
 /// Throws attention_error unless what the rule takes of each token fits the shapes of a call, and its numbers are what they must be.

@@ -52,12 +52,10 @@ private:
         detail::check_view(operation, "positions", of_tokens_);
         if ((s.batch != 1 && s.batch != x.batch) || s.heads != 1 || s.tokens != x.tokens || s.channels < 1)
             detail::raise(shape_error(operation, "positions", "have shape ", s, ", but ", argument, " has ", x));
-        for (index_t b = 0; b < s.batch; ++b)
-            for (index_t r = 0; r < s.tokens; ++r)
-                for (index_t a = 0; a < s.channels; ++a)
-                    if (const auto p = of_tokens_(b, 0, r, a); p < 0 || p >= count)
-                        detail::raise(
-                            argument_error(operation, argument, "has a token at position ", p, ", but rotary has 0 to ", count - 1));
+        detail::for_each_number(s, [&](index_t b, index_t h, index_t r, index_t a) {
+            if (const auto p = of_tokens_(b, h, r, a); p < 0 || p >= count)
+                detail::raise(argument_error(operation, argument, "has a token at position ", p, ", but rotary has 0 to ", count - 1));
+        });
     }
 
     per_batch first_ = 0;

@@ -70,22 +70,18 @@ public:
     }
     /// Whether there is any row whose log_sum_exp loses_sum.
     static bool any_loses_sum(const tensor_view<const T>& log_sum_exp) {
-        const auto& s = log_sum_exp.shape();
-        for (index_t b = 0; b < s.batch; ++b)
-            for (index_t h = 0; h < s.heads; ++h)
-                for (index_t row = 0; row < s.tokens; ++row)
-                    if (loses_sum(log_sum_exp(b, h, row, 0))) return true;
-        return false;
+        bool any = false;
+        detail::for_each_row(log_sum_exp.shape(),
+                             [&](index_t b, index_t h, index_t row) { any = any || loses_sum(log_sum_exp(b, h, row, 0)); });
+        return any;
     }
     /// Sums of the weights of all keys become the shares of the rows.
     static void to_shares(const tensor_view<const T>& log_sum_exp, std::span<const double> sinks, T* sums) {
-        const auto& s = log_sum_exp.shape();
-        for (index_t b = 0; b < s.batch; ++b)
-            for (index_t h = 0; h < s.heads; ++h)
-                for (index_t row = 0; row < s.tokens; ++row, ++sums) {
-                    const T all = log_sum_exp(b, h, row, 0);
-                    *sums = share_of(all, *sums + weight_of_sink(sinks, h, all));
-                }
+        detail::for_each_row(log_sum_exp.shape(), [&](index_t b, index_t h, index_t row) {
+            const T all = log_sum_exp(b, h, row, 0);
+            *sums = share_of(all, *sums + weight_of_sink(sinks, h, all));
+            ++sums;
+        });
     }
 
 private:
