@@ -105,12 +105,10 @@ public:
     shape bias_shape() const { return {1, heads_, height_ * width_, height_ * width_}; }
     /// Calls f(head, i, j, place in the table) for all pairs of tokens, in order.
     void for_each(const auto& f) const {
-        for (index_t h = 0; h < heads_; ++h)
-            for (index_t i = 0; i < height_ * width_; ++i)
-                for (index_t j = 0; j < height_ * width_; ++j) {
-                    const auto y = i / width_ - j / width_ + height_ - 1, x = i % width_ - j % width_ + width_ - 1;
-                    f(h, i, j, y * (2 * width_ - 1) + x);
-                }
+        for_each_number(bias_shape(), [&](index_t, index_t h, index_t i, index_t j) {
+            const auto y = i / width_ - j / width_ + height_ - 1, x = i % width_ - j % width_ + width_ - 1;
+            f(h, i, j, y * (2 * width_ - 1) + x);
+        });
     }
 
 private:

@@ -97,13 +97,10 @@ public:
         static_assert(has_slopes, "attn: a score function whose numbers have gradients needs a parameter_slope(number, score, query, key)");
         if (!to.data()) return;
         const auto rows = by_query({function_, number});
-        const auto& s = rows.shape();
         for (index_t head = 0; head < to.shape().heads; ++head) {
-            const bool is_shared = to.shape().heads == 1;
+            const auto own = to.shape().heads == 1 ? rows : rows.slice({.heads = {head, 1}});
             double sum = 0;
-            for (index_t b = 0; b < s.batch; ++b)
-                for (auto h = is_shared ? 0 : head; h < (is_shared ? s.heads : head + 1); ++h)
-                    for (index_t i = 0; i < s.tokens; ++i) sum += static_cast<double>(rows(b, h, i, 0));
+            detail::for_each_row(own.shape(), [&](index_t b, index_t h, index_t i) { sum += static_cast<double>(own(b, h, i, 0)); });
             to(0, head, 0, 0) = static_cast<T>(sum);
         }
     }
@@ -127,10 +124,9 @@ public:
         if (n == 0 || m == 0) return;
         const tensor_view<T> diagonals(find_.memory + (n - 1), {batch, heads, n, m}, {heads * each, each, -1, 1});
         find_({{function_, -1}, diagonals, find_.where.first_query, find_.where.first_key, true});
-        for (index_t b = 0; b < batch; ++b)
-            for (index_t h = 0; h < heads; ++h)
-                for (index_t d = 0; d < each; ++d)
-                    f(b, h, find_.where.first_key[b] - find_.where.first_query[b] - (n - 1) + d, find_.memory[(b * heads + h) * each + d]);
+        detail::for_each_row({batch, heads, each, 1}, [&](index_t b, index_t h, index_t d) {
+            f(b, h, find_.where.first_key[b] - find_.where.first_query[b] - (n - 1) + d, find_.memory[(b * heads + h) * each + d]);
+        });
     }
 
 private:
@@ -143,12 +139,10 @@ private:
         find_({by, to, find_.where.first_query, 0});
         return to;
     }
-    void for_each(const tensor_view<T>& sums, const per_batch& first, const auto& f) const {
-        const auto& s = sums.shape();
-        for (index_t b = 0; b < s.batch; ++b)
-            for (index_t h = 0; h < s.heads; ++h)
-                for (index_t i = 0; i < s.tokens * s.channels; ++i)
-                    f(b, h, first[b] + i, find_.memory[(b * s.heads + h) * s.tokens * s.channels + i]);
+    /// Of sums in one row or one column of each head.
+    static void for_each(const tensor_view<T>& sums, const per_batch& first, const auto& f) {
+        detail::for_each_number(sums.shape(),
+                                [&](index_t b, index_t h, index_t i, index_t c) { f(b, h, first[b] + i + c, sums(b, h, i, c)); });
     }
 
     const pair_summation<T>& find_;
