@@ -189,8 +189,7 @@ public:
 
 private:
     static void multiply(index_t count, const row_block<const T>& a, index_t depth, const row_block<const T>& b, const row_block<T>& to) {
-        kernel::no_prefetch ahead;
-        kernel::multiply_wide<T>(count, b.row_stride / lanes::size, {a, b, depth, to, nullptr, false}, ahead);
+        kernel::multiply_wide<T>(count, b.row_stride / lanes::size, {a, b, depth, to, nullptr, false}, kernel::no_prefetch());
     }
 
     const performer_features<U>& phi_;

@@ -66,10 +66,9 @@ public:
     [[nodiscard]] tensor<T> sums() const {
         auto copy = fork();
         tensor<T> result(shape_);
-        kernel::no_prefetch none;
         workspace memory(kernel::recurrent_state<T>::bytes_to_close(sizes()));
         copy.for_each_head([&](kernel::recurrent_state<T>& head, index_t b, index_t h) {
-            head.end(result, b, h, reinterpret_cast<T*>(memory.bytes().data()), none);
+            head.end(result, b, h, reinterpret_cast<T*>(memory.bytes().data()), kernel::no_prefetch());
         });
         return result;
     }

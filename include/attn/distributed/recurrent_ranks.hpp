@@ -66,11 +66,10 @@ private:
     void write_last_state(const inputs<T>& in) {
         const auto& last = op_.last_state;
         if (!last.data()) return;
-        kernel::no_prefetch none;
         workspace spare(state::bytes_to_close(sizes_));
         for (index_t number = 0; number < std::ssize(states_); ++number)
             states_[static_cast<std::size_t>(number)].end(last, number / in.keys.shape().heads, number % in.keys.shape().heads,
-                                                          reinterpret_cast<T*>(spare.bytes().data()), none);
+                                                          reinterpret_cast<T*>(spare.bytes().data()), kernel::no_prefetch());
     }
 
     const operation& op_;

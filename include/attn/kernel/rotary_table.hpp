@@ -45,11 +45,10 @@ struct rotary_table {
     void turn_columns(T* columns, index_t stride, index_t position, index_t count) const {
         using lanes = simd::lanes<T>;
         const auto apart = is_split ? pairs : index_t{1}, step = is_split ? index_t{1} : index_t{2};
-        no_prefetch none;
         for (index_t row = 0; row < count; row += lanes::size) {
             lanes cosine;
             for_each_column<T, T>(&turns[(position + row) * pairs].cosine, 2 * pairs, std::min<index_t>(lanes::size, count - row),
-                                  2 * pairs, none, [&](index_t c, const lanes& column) {
+                                  2 * pairs, no_prefetch(), [&](index_t c, const lanes& column) {
                                       if (c % 2 == 0) return static_cast<void>(cosine = column);
                                       T* const left = columns + c / 2 * step * stride + row;
                                       T* const right = left + apart * stride;

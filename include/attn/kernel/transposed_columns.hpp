@@ -10,7 +10,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 /// last stands for those that are not there. Rows hold operands E, or 16-bit numbers. ahead: is told of the multiply-adds that a square
 /// gives time for.
 template <Scalar T, class E, class V>
-[[gnu::always_inline]] inline void for_each_column(const V* first_row, index_t row_stride, index_t count, index_t depth, auto& ahead,
+[[gnu::always_inline]] inline void for_each_column(const V* first_row, index_t row_stride, index_t count, index_t depth, auto&& ahead,
                                                    const auto& put) {
     using operand = simd::operand_lanes<E>;
     using read = simd::operand_lanes<V>;

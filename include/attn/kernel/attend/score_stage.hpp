@@ -58,7 +58,7 @@ public:
 
     /// scores[j * stride()] for a run of a reader's keys, which are read as they are stored where rows are few, or columns of numbers.
     /// visible: as `multiply` has it.
-    void multiply_run(auto& reader, const key_run& keys, const std::uint64_t* visible, T* scores, auto& ahead) const {
+    void multiply_run(auto& reader, const key_run& keys, const std::uint64_t* visible, T* scores, auto&& ahead) const {
         if constexpr (std::remove_reference_t<decltype(reader)>::is_paged)
             if (const auto columns = reader.columns(keys)) {
                 if (is_few()) score_columns(numbers_, rows_, *columns, keys.count, scores, stride_, ahead);
@@ -71,7 +71,7 @@ public:
     }
     /// scores[j * stride()] for the keys of a block. visible: one bit per row and key, or null if all see all; what nobody of a register
     /// sees may be left out, and holds any number.
-    void multiply(const auto& keys, index_t count, const std::uint64_t* visible, T* scores, auto& ahead) const {
+    void multiply(const auto& keys, index_t count, const std::uint64_t* visible, T* scores, auto&& ahead) const {
         if (is_few()) {
             if constexpr (std::convertible_to<decltype(keys), row_block<const E>>) multiply_few(keys, count, scores, ahead);
             return;

@@ -103,7 +103,7 @@ private:
             const auto& stage = stages_[part.first_head];
             const term* const terms = terms_ + part.first_head * traits::max_rows;
             reader_.begin(keys_of(part), call_->in.positions.first_key[part.batch]);
-            stage.multiply_run(reader_, run.keys, part.heads == 1 ? run.rows : nullptr, scores_, ahead_);
+            stage.multiply_run(reader_, run.keys, part.heads == 1 ? run.rows : nullptr, scores_, no_prefetch());
             for_each_transposed(row_block<const T>{scores_, stage.stride(), 1}, run.count, part.rows(), T{1},
                                 [&](index_t row, index_t first, lanes score) {
                                     T* const sum = terms[row].sums + number + first;
@@ -138,7 +138,6 @@ private:
     T* sums_;                ///< [queries][sum_stride_]
     std::uint64_t* seen_;    ///< [m] one bit per row
     candidate* candidates_;  ///< [m]
-    no_prefetch ahead_;
 };
 
 } // namespace attn::kernel

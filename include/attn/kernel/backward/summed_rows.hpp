@@ -76,8 +76,7 @@ void add_products(tile_product<T> product, index_t rows, index_t channels, const
             }
         return;
     }
-    no_prefetch ahead;
-    multiply_wide<T>(rows, channels / lanes::size, product, ahead);
+    multiply_wide<T>(rows, channels / lanes::size, product, no_prefetch());
 }
 
 } // namespace attn::kernel

@@ -164,18 +164,17 @@ private:
         const auto known = rows_at(block);
         if constexpr (is_softmax)
             if (sums_ && std::ranges::none_of(known.log_sum_exp, loses_sum<T>)) return;
-        no_prefetch ahead;
         const auto rows = block.rows(), count = keys.count;
         const auto k = keys_.read(keys);
         queries_.begin(block, in.queries, call_->scale);
         const auto stride = queries_.stride();
-        queries_.multiply(k, count, visible, scores_, ahead);
+        queries_.multiply(k, count, visible, scores_, no_prefetch());
         if (slopes) (*slopes)({block, keys, scores_, stride, scratch_}, slopes_, pairs_ ? pairs_->sum->by : derived_by{});
         if (visible) hide_scores<T>(scores_, count, stride, visible);
         if constexpr (is_softmax)
             if (sums_) return add_to_sums(block, known, count, stride);
         d_out_.begin(block, d_out.values, 1);
-        d_out_.multiply(values_.read(keys), count, visible, products_, ahead);
+        d_out_.multiply(values_.read(keys), count, visible, products_, no_prefetch());
 
         if (pairs_) {
             weigh_gradients<T>(known, scores_, products_, slopes_, count, stride);

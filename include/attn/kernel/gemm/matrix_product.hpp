@@ -191,7 +191,6 @@ private:
     template <int Rows>
     void multiply_register(const row_block<const T>& a, const row_block<const T>& b, const row_block<T>& c, index_t present,
                            const extent& pieces) const {
-        no_prefetch none;
         lanes total[std::size_t{Rows}];
 #pragma GCC unroll 4
         for (int r = 0; r < Rows; ++r) total[r] = lanes::load_first(c.address(r), present);
@@ -205,7 +204,7 @@ private:
 #pragma GCC unroll 4
                 for (int r = 0; r < Rows; ++r) sum[r] = fma(lanes(left[r * a.row_stride + k * a.channel_stride]), column, sum[r]);
             };
-            for_each_column<T, T>(b.address(0, within.first), b.row_stride, present, within.count, none, add);
+            for_each_column<T, T>(b.address(0, within.first), b.row_stride, present, within.count, no_prefetch(), add);
 #pragma GCC unroll 4
             for (int r = 0; r < Rows; ++r) total[r] += sum[r];
         }

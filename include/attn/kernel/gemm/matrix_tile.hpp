@@ -185,7 +185,7 @@ void multiply(index_t rows, index_t columns, tile_product<T, E, B> p, auto& ahea
 
 /// The product with any number of registers side by side, in pieces as even as they come.
 template <Scalar T, class E = T>
-void multiply_wide(index_t rows, index_t registers, tile_product<T, E> p, auto& ahead) {
+void multiply_wide(index_t rows, index_t registers, tile_product<T, E> p, auto&& ahead) {
     constexpr index_t wide = tile_traits<T>::max_columns, lane_count = simd::lanes<T>::size;
     const auto b = p.b;
     const auto c = p.c;

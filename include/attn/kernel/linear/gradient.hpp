@@ -198,8 +198,7 @@ private:
         }
         /// The product of `rows` rows of a and as wide rows of b, `depth` of them; or adds it.
         static void multiply(index_t rows, const row_block<const T>& a, index_t depth, const row_block<const T>& b, T* to, bool adds) {
-            no_prefetch ahead;
-            multiply_wide<T>(rows, b.row_stride / lanes::size, {a, b, depth, {to, b.row_stride, 1}, nullptr, adds}, ahead);
+            multiply_wide<T>(rows, b.row_stride / lanes::size, {a, b, depth, {to, b.row_stride, 1}, nullptr, adds}, no_prefetch());
         }
 
         void write_keys() const {

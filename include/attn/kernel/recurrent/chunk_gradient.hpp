@@ -109,7 +109,7 @@ private:
             terms_of(w.forward.erased_weights, w.erased_weights);
             reverse(w.forward.probe_erased, count, nullptr, own_erased);
             solve<T>(count, {vectors(w.rows.erased), nullptr, terms(0), false}, of_state,
-                     {{own_erased, negated, -stride, 0}, nullptr, nullptr, negated}, w.none);
+                     {{own_erased, negated, -stride, 0}, nullptr, nullptr, negated}, no_prefetch());
             terms_of(w.forward.weights, w.weights);
             reverse(w.forward.probe_weights, count, nullptr, own);
             w.terms[group] = {own, negated, -stride, 0};
@@ -119,7 +119,7 @@ private:
         if (!terms_.corrects()) return read(w, count, {vectors(w.rows.keys), nullptr, terms(0), false}, of_state);
         reverse(w.forward.probe_weights, count, w.forward.beta, own);
         solve<T>(count, {vectors(w.rows.keys), nullptr, terms(0), false}, of_state, {{own, negated, -stride, 0}, nullptr, nullptr, negated},
-                 w.none);
+                 no_prefetch());
         negate(w.negated, w.d_values, count * stride);
         for (index_t i = 0; i < count; ++i) // dy = -beta dz
             for (index_t n = 0; n < stride; n += lanes::size) {
@@ -145,7 +145,7 @@ private:
         const auto d_v = in_.values.shape().channels, stride = r.key_padded, queries = chunks_.group() * count;
         const auto multiply = [&](index_t row_count, const T* rows, const T* columns, index_t column_count, T* to) {
             multiply_wide<T>(row_count, column_count / lanes::size,
-                             {{rows, w.padded, 1}, {columns, column_count, 1}, d_v, {to, column_count, 1}}, w.none);
+                             {{rows, w.padded, 1}, {columns, column_count, 1}, d_v, {to, column_count, 1}}, no_prefetch());
         };
         const auto with_values = [&](const row_block<const T>& values, T* d_weights, T* d_probe_weights) {
             transpose_rows<T>(values, count, d_v, T{1}, w.value_columns, chunk);
@@ -162,7 +162,7 @@ private:
     void multiply_rows(worker& w, const row_block<const T>& rows, index_t count, T* to) const {
         const auto stride = w.rows.key_padded;
         multiply_wide<T>(count, stride / lanes::size, {rows, {w.of_state_columns, stride, 1}, in_.values.shape().channels, {to, stride, 1}},
-                         w.none);
+                         no_prefetch());
     }
 
     /// Stores what is wanted of a chunk's tokens.
@@ -211,7 +211,8 @@ private:
         const auto d_k = in_.keys.shape().channels;
         const auto add = [&](const T* rows, const T* d_rows, const T* scale) {
             multiply_wide<T>(d_k, w.padded / lanes::size,
-                             {{rows, 1, r.key_padded}, {d_rows, w.padded, 1}, count, {w.of_state, w.padded, 1}, scale, !scale}, w.none);
+                             {{rows, 1, r.key_padded}, {d_rows, w.padded, 1}, count, {w.of_state, w.padded, 1}, scale, !scale},
+                             no_prefetch());
         };
         const T* scale = r.whole_decay;
         for (index_t h = 0; h < chunks_.group(); ++h) {

@@ -47,7 +47,6 @@ struct recurrent_gradient_worker {
     T* d_values;
     T* value_columns;
     T* scaled;
-    no_prefetch none;
 };
 
 /// Gradients of what a rule takes of each token. Where batch entries or heads share a term, theirs are kept apart until all are there.

@@ -61,7 +61,7 @@ struct recurrent_state {
         open();
     }
     /// Takes all tokens into S, and writes that of a batch entry and head. spare: of bytes_to_close.
-    void end(const tensor_view<T>& last, index_t batch, index_t head, T* spare, auto& ahead) {
+    void end(const tensor_view<T>& last, index_t batch, index_t head, T* spare, auto&& ahead) {
         close({values, padded, 1}, spare, ahead);
         store_rows<T>(sums, padded, sizes.key_channels, sizes.value_channels, last.rows(batch, head));
     }

@@ -156,7 +156,7 @@ template <Scalar T>
 
 /// The solution of so many rows.
 template <Scalar T>
-void solve(index_t count, const recurrent_rows<T>& rows, const state_columns<T>& s, const corrected_values<T>& by, auto& ahead) {
+void solve(index_t count, const recurrent_rows<T>& rows, const state_columns<T>& s, const corrected_values<T>& by, auto&& ahead) {
     for_each_recurrent_tile<T>(count, s.stride / simd::lanes<T>::size, [&](auto height, auto columns, index_t row, index_t reg) {
         ahead.beside(height() * columns() * s.key_channels);
         solve_tile<height(), columns(), T>(rows, s, row, reg * simd::lanes<T>::size, by);

@@ -138,10 +138,9 @@ private:
     }
     /// Scores of the mixed heads, and the gradients by their weights.
     void compute(const key_run& keys) {
-        no_prefetch ahead;
         const auto count = keys.count;
         for_each_head(call_.in.keys, memory_.keys, s_.query_heads, keys, [&](index_t a, index_t, const auto& rows) {
-            memory_.queries[a].multiply(rows, count, all_visible_ ? nullptr : memory_.seen, tile(memory_.logits, a), ahead);
+            memory_.queries[a].multiply(rows, count, all_visible_ ? nullptr : memory_.seen, tile(memory_.logits, a), no_prefetch());
         });
         all_seen_ = all_visible_;
         if (s_.mixes_logits) call_.mix.logits(as_heads(keys), memory_.logits, memory_.scores);
@@ -153,7 +152,7 @@ private:
         all_seen_ = find_seen(memory_.scores, s_.heads, memory_.head_stride, count, stride(), memory_.seen);
         if (s_.mixes_logits) forget_unseen(memory_.logits, s_.query_heads, count);
         for_each_head(call_.in.values, memory_.values, s_.value_heads, keys, [&](index_t e, index_t, const auto& rows) {
-            memory_.d_out[e].multiply(rows, count, seen(), tile(memory_.of_mixed, e), ahead);
+            memory_.d_out[e].multiply(rows, count, seen(), tile(memory_.of_mixed, e), no_prefetch());
         });
         forget_unseen(memory_.of_mixed, s_.value_heads, count);
         if (s_.mixes_weights) call_.back.weights(as_heads(keys), memory_.of_mixed, memory_.of_scores);
