@@ -11,9 +11,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET::detail {
 template <Scalar T>
 void add_tensor(const tensor_view<T>& to, const tensor_view<const T>& from) {
     for_each_row(to.shape(), [&](index_t b, index_t h, index_t i) {
-        const T* const row = from.row(b, h, i);
-        kernel::update_channels(to.row(b, h, i), to.strides().channels, to.shape().channels,
-                                [&](auto sum, index_t c, index_t present) { return sum + kernel::load_channels<T>(row, 1, c, present); });
+        kernel::add_channels(to.row(b, h, i), to.strides().channels, to.shape().channels, from.row(b, h, i));
     });
 }
 /// Room for a rank's part of the sums of any piece, and for what others send.
