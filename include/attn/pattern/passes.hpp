@@ -18,7 +18,15 @@ struct over_heads {
     const P& pattern;
     index_t batch, heads;
 
-    constexpr visibility visible(const position_range& i, const position_range& j) const { return of_all(i, j); }
+    constexpr visibility visible(const position_range& i, const position_range& j) const {
+        bool all = heads > 0, none = true;
+        for (index_t c = 0; c < patterns(); ++c) {
+            const visibility seen = at(pattern, batch, c).visible(i, j);
+            all = all && seen.is_all();
+            none = none && seen.is_none();
+        }
+        return {all, none};
+    }
     constexpr bool visible(index_t i, index_t j) const {
         for (index_t c = 0; c < patterns(); ++c)
             if (bool(at(pattern, batch, c).visible(i, j))) return true;
@@ -34,15 +42,6 @@ struct over_heads {
 private:
     /// How many different patterns the heads have at most.
     constexpr index_t patterns() const { return attn::heads_alike(pattern) ? std::min<index_t>(heads, 1) : heads; }
-    constexpr visibility of_all(const position_range& i, const position_range& j) const {
-        bool all = heads > 0, none = true;
-        for (index_t c = 0; c < patterns(); ++c) {
-            const visibility seen = at(pattern, batch, c).visible(i, j);
-            all = all && seen.is_all();
-            none = none && seen.is_none();
-        }
-        return {all, none};
-    }
 };
 
 /// A union taken apart: the terms that promise no step, joined as they were written (`hidden` if there is none), and those that do.
