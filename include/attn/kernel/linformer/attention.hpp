@@ -86,6 +86,11 @@ struct linformer_work {
           rows(found ? *found : rows_at_once(memory, op, s, concurrency)), keys(take_rows(memory, s.keys)),
           values(take_rows(memory, s.values)) {}
 
+    /// Memory for projected rows of as many channels as tokens have.
+    tensor_view<T> take_rows(detail::scratch& memory, const shape& tokens) const {
+        const shape own{rows.batches, rows.heads, rows.max_rows, tokens.channels};
+        return head_major(memory.take<T>(own.batch, own.heads, own.tokens, own.channels), own);
+    }
     /// Batch entries b .. b + entries - 1, and heads g .. g + kv_heads - 1 of their keys and values.
     struct part {
         index_t b, entries, g, kv_heads;
@@ -170,10 +175,6 @@ private:
     std::byte* take_shared(detail::scratch& memory, const input_shapes& s, index_t concurrency, std::size_t least) const {
         const auto softmax_bytes = softmax::workspace_bytes(s, false, concurrency, true);
         return memory.take<std::byte>(std::max({least, softmax_bytes, detail::bytes_for_threads(concurrency, task_bytes)}));
-    }
-    tensor_view<T> take_rows(detail::scratch& memory, const shape& tokens) const {
-        const shape own{rows.batches, rows.heads, rows.max_rows, tokens.channels};
-        return head_major(memory.take<T>(own.batch, own.heads, own.tokens, own.channels), own);
     }
     static rows_type rows_at_once(detail::scratch& memory, const Op& op, const input_shapes& s, index_t concurrency) {
         const auto max_rows = most_rows(op.key_projection, s.keys);

@@ -22,14 +22,8 @@ struct linformer_gradient_work {
     tensor_view<T> keys, values; ///< the gradients of what was projected
 
     linformer_gradient_work(detail::scratch& memory, const Op& op, const input_shapes& s, index_t concurrency)
-        : task_bytes(bytes_of_task(op, s)), projected(memory, op, s, concurrency, shared_bytes(op, s, concurrency, task_bytes)) {
-        const auto like = [&](const tensor_view<T>& t) {
-            const auto& own = t.shape();
-            return head_major(memory.take<T>(own.batch, own.heads, own.tokens, own.channels), own);
-        };
-        keys = like(projected.keys);
-        values = like(projected.values);
-    }
+        : task_bytes(bytes_of_task(op, s)), projected(memory, op, s, concurrency, shared_bytes(op, s, concurrency, task_bytes)),
+          keys(projected.take_rows(memory, s.keys)), values(projected.take_rows(memory, s.values)) {}
 
     static void clear_parameters(const Op& op, const auto& wanted) {
         const auto clear = [](std::string_view, const tensor_view<T>& view, const auto&) { detail::fill_zero(view); };
