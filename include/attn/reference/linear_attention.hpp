@@ -89,7 +89,6 @@ struct feature_gradients {
                       const visible_pairs& pattern, bool normalise, double eps, double scale)
         : of_f(f.shape()), of_e(e.shape()), of_values(in.values.shape()), sees(tokens_of(f)), is_seen(tokens_of(e)) {
         const auto features = f.shape().channels, d_v = in.values.shape().channels;
-        for (auto* t : {&of_f, &of_e, &of_values}) std::fill_n(t->data(), t->shape().size(), T{0});
         for_each_linear_row(in, f, e, pattern, [&](index_t b, index_t h, index_t g, index_t i, const std::vector<weighed_key<T>>& seen) {
             T denominator = static_cast<T>(eps);
             for (const auto& k : seen) denominator += k.weight;

@@ -88,7 +88,6 @@ void linformer_gradients(const inputs<T>& in, const output_gradients<T>& d_out, 
             auto* next = of_projected.data();
             for (const auto r : own.rows) of_rows[r].emplace(next, next + x.channels()), next += x.channels();
             tensor<T> of_tokens({1, 1, x.count(), x.channels()});
-            attn::detail::fill_zero(of_tokens.view());
             projection(x, of_rows, of_tokens.view());
             for (index_t j = 0; to.data() && j < x.count(); ++j)
                 for (index_t c = 0; c < x.channels(); ++c) to(own.batch, own.kv_head, j, c) = of_tokens(0, 0, j, c);
