@@ -19,10 +19,3 @@ add_library(attn::native ALIAS attn_native)
 set_target_properties(attn_native PROPERTIES EXPORT_NAME native)
 target_link_libraries(attn_native INTERFACE attn)
 target_compile_options(attn_native INTERFACE $<$<CXX_COMPILER_ID:GNU,Clang,AppleClang>:-march=native>)
-# Where gcc 12 tunes for Ice Lake and its kin it moves structures by 32 bytes, and some of them wrongly: (1, 1, 0, 0), the shape of an empty
-# view, became (1, 1, 1, 1) in a copy of an operator.
-set(attn_gcc12_moves)
-if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
-  set(attn_gcc12_moves -mmove-max=128 -mstore-max=128)
-  target_compile_options(attn_native INTERFACE "$<$<AND:$<CXX_COMPILER_ID:GNU>,$<VERSION_GREATER_EQUAL:$<CXX_COMPILER_VERSION>,12>,$<VERSION_LESS:$<CXX_COMPILER_VERSION>,13>>:${attn_gcc12_moves}>")
-endif()

@@ -149,7 +149,9 @@ TEST_CASE("gradients of layers: a layer of an operator without a gradient has no
     static_assert(Layer<multi_head<float, no_gradient>> && !DifferentiableLayer<multi_head<float, no_gradient>>);
     static_assert(!DifferentiableLayer<transformer_block<layer_norm<float>, multi_head<float, no_gradient>, feed_forward<float>>>);
     static_assert(!DifferentiableLayer<windowed<multi_head<float, no_gradient>>>);
-    static_assert(!DifferentiableLayer<transformer_block<batch_norm<float>, multi_head<float>, feed_forward<float>>>);
+    struct own_norm : identity_norm<float> {};
+    static_assert(!DifferentiableLayer<transformer_block<own_norm, multi_head<float>, feed_forward<float>>>);
+    static_assert(DifferentiableLayer<transformer_block<batch_norm<float>, multi_head<float>, feed_forward<float>>>);
 }
 
 TEST_CASE("gradients of layers: what is wrong is refused, by name", "[layer]") {
