@@ -150,7 +150,7 @@ TEST_CASE("causal_convolution: what does not fit is refused, by name", "[convolu
     refused(with_weights(grid), x, out, {"weights has shape (1, 12, 2, 4)"});
     refused(with_weights(one), x, out, {"weights has shape (1, 12, 1, 1), but 2 to 8 taps"});
     refused(with_weights(nine), x, out, {"weights has shape (1, 12, 1, 9), but 2 to 8 taps"});
-    refused({}, x, out, {"weights has shape (1, 1, 0, 0)"});
+    refused({}, x, out, {"weights has shape (0, 0, 0, 0)"});
     auto op = good;
     const std::vector<float> eleven(11);
     op.bias = eleven;

@@ -86,8 +86,8 @@ template <bool blend, bool streaming, int rows, Scalar T>
     }
 }
 
-/// Maps all rows of x to out, which may be x: one read and one write of the tensor. Single rows in the order of memory if they are streamed,
-/// else pairs of them. memory: narrow_bytes of rows_in_and_out.
+/// Maps all rows of x to out, which may be x: one read and one write of the tensor. Single rows in the order of memory if they are
+/// streamed, else pairs of them. memory: narrow_bytes of rows_in_and_out.
 template <Scalar T>
 void map_channels(const stored_view<const T>& x, const stored_view<T>& out, const channel_maps<T>& maps, const execution& run,
                   std::byte* memory) {
