@@ -148,14 +148,21 @@ void turn_columns(const paged_rows<const T>& head, const key_run& run, index_t f
 template <class T>
 bool stream_rows(const paged_rows<T>& head, const key_run& run, index_t first_key, const std::byte* next, const auto& f) {
     using number = std::remove_const_t<T>;
+    constexpr index_t size = simd::lanes<number>::size;
     const auto& format = head.part.format;
-    const bool is_whole = format.channels % (format.is_quantised() ? quantised_rows::group : simd::lanes<number>::size) == 0;
+    const bool is_whole = format.channels % (format.is_quantised() ? quantised_rows::group : size) == 0;
     const auto* const from = is_whole || format.are_numbers() ? head.in_one_page(run.first - first_key, run.count, run.step) : nullptr;
     if (!from) return false;
-    const auto stride = head.part.row_bytes * run.step, to_next = bytes_between(from, next);
+    const auto stream = [&]<class V, bool Whole>(std::type_identity<streamed_rows<V, number, Whole>>) {
+        f(streamed_rows<V, number, Whole>{{from, format},
+                                          head.part.row_bytes * run.step,
+                                          run.count,
+                                          whole_registers<number>(format.channels),
+                                          run.step == 1 && next ? next : from});
+    };
     if (is_whole)
-        with_columns<number>(format, [&]<class V>(std::type_identity<V>) { f(streamed_rows<V, number>{{from, format, to_next}, stride}); });
-    else f(streamed_rows<number, number, false>{{from, format, to_next}, stride});
+        with_columns<number>(format, [&]<class V>(std::type_identity<V>) { stream(std::type_identity<streamed_rows<V, number>>{}); });
+    else stream(std::type_identity<streamed_rows<number, number, false>>{});
     return true;
 }
 

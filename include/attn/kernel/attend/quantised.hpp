@@ -19,7 +19,7 @@ struct dequantised_lanes {
     /// From the multiples of a register; shift: which bit of a byte is the first.
     [[gnu::always_inline]] lanes operator()(const std::byte* multiples, int shift) const {
         if constexpr (Bits == 8) return scale * integers::template load<true>(multiples).numbers();
-        else return fma(scale, integers::template load<false>(multiples).four_bits(shift).numbers(), least);
+        else return fma(scale, integers::template load<false>(multiples).four_bits(shift), least);
     }
 };
 
@@ -32,6 +32,8 @@ struct quantised_rows {
     int bits = 8;
     index_t channels = 0;
 
+    /// Bytes of a whole group, with what its numbers are multiples of.
+    static constexpr index_t group_bytes(int bits) { return group * bits / 8 + (bits == 8 ? 4 : 8); }
     index_t groups() const { return (channels + group - 1) / group; }
     /// Floats before the multiples.
     index_t scales() const { return groups() * (bits == 8 ? 1 : 2); }

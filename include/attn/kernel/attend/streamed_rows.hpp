@@ -5,15 +5,22 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
-/// A channel of a row, in bytes as they are stored.
+/// A channel of a row, in bytes as they are stored, and what is asked for beside it.
 struct streamed_place {
     const std::byte* row;
-    index_t channel, next; ///< next: bytes to what is read next
+    index_t channel = 0;
+    const std::byte* asked = nullptr;
+    index_t asked_bytes = 0; ///< for each row
 
     /// Goes on by so many bytes, to another row.
     streamed_place& operator+=(index_t bytes) {
         row += bytes;
+        asked += asked_bytes;
         return *this;
+    }
+    /// Asks for the end of what a register has of these bytes, if that is not in the cache line that the register before it asked for.
+    [[gnu::always_inline]] void ask(index_t begin, index_t end) const {
+        if (begin == 0 || (begin - 1) / 64 != (end - 1) / 64) simd::prefetch_far(asked + end - 1);
     }
 };
 /// A place among numbers that are stored in V. Whole: channels are whole registers.
@@ -21,14 +28,13 @@ template <class V, Scalar T, bool Whole>
 struct value_place : streamed_place {
     index_t channels;
 
-    value_place(const std::byte* rows, const row_format& format, index_t to_next)
-        : streamed_place{rows, 0, to_next}, channels(format.channels) {}
+    value_place(const std::byte* rows, const row_format& format) : streamed_place{rows}, channels(format.channels) {}
     [[gnu::always_inline]] friend simd::lanes<T> load_operands(const value_place& at, index_t after) {
+        constexpr index_t size = simd::lanes<T>::size, bytes = sizeof(V);
+        at.ask(after * bytes, (after + size) * bytes);
         const auto* const from = reinterpret_cast<const V*>(at.row) + at.channel + after;
-        if (after * static_cast<index_t>(sizeof(V)) % 64 == 0) simd::prefetch_far(reinterpret_cast<const std::byte*>(from) + at.next);
         if constexpr (!Whole)
-            if (const auto left = at.channels - at.channel - after; left < simd::lanes<T>::size)
-                return simd::operand_lanes<V>::load_first(from, left);
+            if (const auto left = at.channels - at.channel - after; left < size) return simd::operand_lanes<V>::load_first(from, left);
         return simd::operand_lanes<V>::load(from);
     }
 };
@@ -36,18 +42,14 @@ struct value_place : streamed_place {
 template <int Bits, Scalar T>
 struct value_place<quantised_number<Bits>, T, true> : streamed_place {
     std::size_t multiples; ///< bytes before the multiples
-    index_t row_bytes;
 
-    value_place(const std::byte* rows, const row_format& format, index_t to_next)
-        : streamed_place{rows, 0, to_next}, multiples(static_cast<std::size_t>(format.quantised().scales() * 4)),
-          row_bytes(format.quantised().row_bytes()) {}
+    value_place(const std::byte* rows, const row_format& format)
+        : streamed_place{rows}, multiples(static_cast<std::size_t>(format.quantised().scales() * 4)) {}
     [[gnu::always_inline]] friend simd::lanes<T> load_operands(const value_place& at, index_t after) {
         constexpr std::size_t size = quantised_rows::group, half = size / 2;
+        constexpr index_t bytes = quantised_rows::group_bytes(Bits), channels = quantised_rows::group;
+        at.ask(after * bytes / channels, (after + simd::lanes<T>::size) * bytes / channels);
         const auto c = static_cast<std::size_t>(at.channel + after), group = c / size;
-        if (after % 64 == 0) {
-            simd::prefetch_far(at.row + static_cast<std::size_t>(at.channel) * Bits / 8 + at.next);
-            simd::prefetch_far(at.row + at.row_bytes - 1 + at.next);
-        }
         const auto* const scale = reinterpret_cast<const float*>(at.row);
         const auto* const from = at.row + at.multiples;
         if constexpr (Bits == 8) return dequantised_lanes<8, T>{static_cast<T>(scale[group]), T{0}}(from + c, 0);
@@ -57,18 +59,23 @@ struct value_place<quantised_number<Bits>, T, true> : streamed_place {
     }
 };
 
-/// Rows of values for the micro-kernel: each load asks for what lies so many bytes after, the same place of what is read next, so that
-/// memory is asked evenly.
+/// Rows of values for the micro-kernel. Beside each load it asks for what is read next, rows of the same kind, in the order of addresses and
+/// as much beside each row of each tile: so memory is asked evenly.
 template <class V, Scalar T, bool Whole = true>
 struct streamed_rows {
     value_place<V, T, Whole> data;
-    index_t row_stride; ///< in bytes
+    index_t row_stride;     ///< in bytes
+    index_t rows, channels; ///< channels: in whole registers
+    const std::byte* next;  ///< where what is read next lies
 
-    streamed_rows from(index_t row, index_t channel) const {
-        auto rows = *this;
-        rows.data += row * row_stride;
-        rows.data.channel += channel;
-        return rows;
+    /// The rows from one on, and of them so many channels: those of a tile.
+    friend streamed_rows rows_of_tile(streamed_rows all, index_t row, index_t channel, index_t channels) {
+        auto& at = all.data;
+        at.row += row * all.row_stride;
+        at.channel = channel;
+        at.asked_bytes = all.row_stride * channels / all.channels;
+        at.asked = all.next + all.rows * all.row_stride * channel / all.channels + row * at.asked_bytes;
+        return all;
     }
 };
 

@@ -21,6 +21,12 @@ std::uint64_t seen_of(index_t operand, index_t keys, const std::uint64_t* visibl
     return rows;
 }
 
+/// The rows from one on, and of them so many channels: those of a tile.
+template <class E>
+row_block<const E> rows_of_tile(const row_block<const E>& values, index_t row, index_t channel, index_t) {
+    return values.from(row, channel);
+}
+
 /// Adds weights[keys][rows] times the values to the state's sums. Lanes are channels: weights are broadcast from where the softmax left
 /// them, values are read as they lie. A value's sum is one chain of multiply-adds over the keys in order. A row's hidden keys are left out
 /// or have a weight of 0. visible: one bit per row and key, or null if all see all. Operands of several keys begin `before` keys before the
@@ -37,7 +43,7 @@ void add_weighted_values(softmax_state<T>& state, index_t rows, const E* weights
         const auto add = [&](index_t row, index_t count, index_t first, index_t depth) {
             multiply<T, E, Values>(count, columns,
                                    {.a = {weights + first * stride + row, 1, stride},
-                                    .b = values.from(first, channel),
+                                    .b = rows_of_tile(values, first, channel, columns * lane_count),
                                     .depth = depth,
                                     .c = {state.values + row * state.value_stride + channel, state.value_stride, 1},
                                     .scale = state.has_values ? state.factor + row : nullptr},
