@@ -3,6 +3,7 @@
 #include "softmax_checks.hpp"
 
 #include <attn/attention/merge.hpp>
+#include <attn/pattern/causal.hpp>
 #include <attn/pattern/local.hpp>
 #include <attn/pattern/strided.hpp>
 
@@ -106,6 +107,33 @@ TEMPLATE_TEST_CASE("softmax: what a hidden key holds changes no bit of a row", "
                         }
                     }
                 }
+}
+
+TEMPLATE_TEST_CASE("softmax: few rows, of which a register has several keys, have the bits of many", "[attention][portable]", ATTN_TEST_NUMBERS) {
+    using T = TestType;
+    const auto check = [](const auto& op, const given<T>& all, index_t n, index_t m) {
+        const auto last = [n](const tensor<T>& rows, index_t count) { return rows_of(rows, n - count, count); };
+        const auto exact = attended(op, all);
+        for (const index_t count : {1, 2, 4}) {
+            CAPTURE(count);
+            const auto few = attended(op, given<T>{last(all.queries, count), rows_of(all.keys, 0, m), rows_of(all.values, 0, m), bottom_right(count, m)});
+            CHECK(same_bits(few, {last(exact.values, count), last(exact.log_sum_exp, count)}));
+        }
+    };
+    constexpr index_t n = 40;
+    for (const index_t heads : {1, 2, 3, 5, 8})
+        for (const index_t m : {n, index_t{47}, index_t{128}, index_t{129}, index_t{300}}) {
+            INFO(heads << " heads of one key head, " << m << " keys");
+            const auto s = shape{.heads = heads, .tokens = n, .channels = 7};
+            given<T> all{random_tensor<T>(s, 1), random_tensor<T>({1, 1, m, 7}, 2), random_tensor<T>({1, 1, m, 5}, 3), bottom_right(n, m)};
+            check(softmax_attention{}, all, n, m);
+            all.keys(0, 0, m - 9, 0) = all.keys(0, 0, m - 5, 3) = -infinite<T>; // a score of -infinity, infinity or NaN
+            for (const T held : {T{1}, infinite<T>, not_a_number<T>}) {
+                all.values(0, 0, m - 7, 2) = held;
+                check(softmax_attention{.pattern = causal{}}, all, n, m);
+                check(softmax_attention{.pattern = local{6, 0}}, all, n, m);
+            }
+        }
 }
 
 TEMPLATE_TEST_CASE("softmax: NaN in a key that is seen is NaN in the row, whatever its bits", "[attention][portable]", ATTN_TEST_NUMBERS) {

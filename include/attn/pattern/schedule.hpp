@@ -42,6 +42,7 @@ constexpr index_t tile_count(index_t n, index_t tile, index_t step = 1) {
 /// Tile number t < tile_count(n, tile, step) of the n queries that begin at first_query. With a unit, of which `tile` is a multiple,
 /// the units of a residue class are spread evenly over its tiles; without, all its tiles but the last are full.
 constexpr query_tile tile_at(index_t t, index_t first_query, index_t n, index_t tile, index_t step = 1, index_t unit = 0) {
+    if (step == 1 && n <= tile) return {first_query, n, step}; // before a dozen divisions: few queries have little work besides
     const auto short_class = n / step, long_classes = n % step;
     const auto tiles_of = [tile](index_t queries) { return (queries + tile - 1) / tile; };
     const auto in_long = long_classes * tiles_of(short_class + 1);

@@ -22,7 +22,26 @@ template <int Begin, class V, int... Index>
     return __builtin_shufflevector(a, b, (Begin + 2 * Index)...);
 }
 
+/// The lanes that are By further, those behind the last being the first.
+template <int By, class V, int... Index>
+[[gnu::always_inline]] inline V rotate(V a, std::integer_sequence<int, Index...>) {
+    return __builtin_shufflevector(a, a, ((Index + By) % static_cast<int>(sizeof...(Index)))...);
+}
+
 } // namespace detail
+
+/// Each lane with all that are a multiple of so many lanes from it, a power of two: joined two by two by op, whose order does not matter.
+template <Scalar T>
+[[gnu::always_inline]] inline lanes<T> join_every(lanes<T> a, index_t step, const auto& op) {
+    constexpr int size = lanes<T>::size;
+    using vector = typename detail::vector_of<T, size>::type;
+    unroll<std::countr_zero(static_cast<unsigned>(size))>([&](auto round) {
+        constexpr int by = size >> (round() + 1);
+        if (by < step) return;
+        a = op(a, std::bit_cast<lanes<T>>(detail::rotate<by>(std::bit_cast<vector>(a), std::make_integer_sequence<int, size>{})));
+    });
+    return a;
+}
 
 /// Puts the lanes 0 of some registers side by side, a power of two of them, then their lanes 1, and so on: as one run of memory, to[lane *
 /// Rows + r] = rows[r][lane]. log2(Rows) rounds of zipping row r with row r + Rows / 2 do it; each round is `Rows` shuffles. Registers of
@@ -70,14 +89,24 @@ template <Scalar T, class Register = lanes<T>>
 }
 
 /// Stores the columns first .. end - 1 of some rows, a power of two of them that a register holds: to[c * stride] = lane c of each row,
-/// then zeros up to a register. The rows are overwritten.
+/// then zeros up to a register; or, with a stride of Rows, nothing between them, and what is beyond the last, up to a register for each
+/// row, is written too. The rows are overwritten.
 template <int Rows, Scalar T>
 [[gnu::always_inline]] inline void store_columns(lanes<T>* rows, index_t first, index_t end, T* to, index_t stride) {
     constexpr int size = lanes<T>::size;
     interleave<Rows, T>(rows);
+    if (stride == Rows && first == 0) {
+#pragma GCC unroll 16
+        for (int r = 0; r < Rows; ++r) rows[r].store(to + r * size);
+        return;
+    }
     T columns[std::size_t{size * Rows}];
 #pragma GCC unroll 16
     for (int r = 0; r < Rows; ++r) rows[r].store(columns + r * size);
+    if (stride == Rows) {
+        std::memcpy(to + first * Rows, columns + first * Rows, static_cast<std::size_t>((end - first) * Rows) * sizeof(T));
+        return;
+    }
     for (auto c = first; c < end; ++c) {
 #if defined(__AVX512F__) // loads what is less than a register as fast as one
         lanes<T>::load_first(columns + c * Rows, Rows).store(to + c * stride);

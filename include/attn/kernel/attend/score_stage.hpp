@@ -41,10 +41,11 @@ public:
         else queries_ = memory.take<E>(traits::max_rows, depth_);
     }
 
-    /// A block's queries, times `scale`.
-    void begin(const query_block& block, const auto& queries, T scale) {
+    /// A block's queries, times `scale`. together: rows that are few need be no whole registers.
+    void begin(const query_block& block, const auto& queries, T scale, bool together = false) {
         rows_ = block.rows();
         stride_ = whole_registers<T>(rows_);
+        if (std::same_as<E, T> && together && is_few()) stride_ = static_cast<index_t>(std::bit_ceil(static_cast<std::size_t>(rows_)));
         read(block, queries, scale);
         if constexpr (!std::same_as<E, T>) {
             const auto numbers = [&](index_t row_stride) { return row_block<const T>{numbers_, row_stride, 1}; };
@@ -53,7 +54,7 @@ public:
             else rows::of_channels::copy(numbers(channels_), rows_, 0, channels_, queries_, depth_);
         }
     }
-    /// Numbers between the scores of two keys: the rows of the block in whole registers.
+    /// Numbers between the scores of two keys: the rows of the block in whole registers, or, together, a power of two of them.
     index_t stride() const { return stride_; }
 
     /// scores[j * stride()] for a run of a reader's keys, which are read as they are stored where rows are few, or columns of numbers.
@@ -158,7 +159,10 @@ private:
             }
         };
         for_each_column<T, E>(keys, key_stride, count, depth_, ahead, add);
-        simd::store_columns<static_cast<int>(Few)>(sum, 0, count, scores, stride_);
+        if (stride_ == 1) simd::store_columns<1>(sum, 0, count, scores, stride_);
+        else if (Few > 2 && stride_ == 2) simd::store_columns<2>(sum, 0, count, scores, stride_);
+        else if (Few > 4 && stride_ == 4) simd::store_columns<4>(sum, 0, count, scores, stride_);
+        else simd::store_columns<static_cast<int>(Few)>(sum, 0, count, scores, stride_);
     }
 
     index_t channels_, depth_, rows_ = 0, stride_ = 0;

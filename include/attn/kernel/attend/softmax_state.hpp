@@ -4,6 +4,7 @@
 #include "../../core/workspace.hpp"
 #include "../../simd/elementary.hpp"
 #include "../../simd/exp.hpp"
+#include "../../simd/transpose.hpp"
 
 #include <bit>
 #include <cmath>
@@ -77,10 +78,15 @@ struct softmax_state {
         has_values = false;
     }
     /// Takes in scores[keys][rows], which become weights e^(x - m), and leaves the factors by which `values` must be multiplied before the
-    /// weighted values of these keys are added. rows: whole registers. Where weights are multiplied as other operands, two of a row's in
-    /// one, these take the place of scores, and l sums what they were rounded to: so it divides what it has weighed.
+    /// weighted values of these keys are added. rows: whole registers; or a power of two that is less than one, of which several keys' are
+    /// a register. Where weights are multiplied as other operands, two of a row's in one, these take the place of scores, and l sums what
+    /// they were rounded to: so it divides what it has weighed.
     template <class E = T>
     const E* push(T* scores, index_t keys, index_t rows) {
+        if (rows < lanes::size) {
+            push_together(scores, keys, rows);
+            return reinterpret_cast<const E*>(scores);
+        }
         for (index_t row = 0; row < rows; row += lanes::size) {
             T* const column = scores + row;
             const auto earlier = lanes::load(maximum + row), m = raised(earlier, column, keys, rows);
@@ -104,6 +110,34 @@ struct softmax_state {
     }
 
 private:
+    /// Takes in the scores of rows that are less than a register. Each lane of it is a row's, of one of several keys: m lies in all of them.
+    void push_together(T* scores, index_t keys, index_t rows) {
+        const auto count = keys * rows, whole = count / lanes::size, rest = count % lanes::size;
+        T* const last = scores + whole * lanes::size;
+        const auto of_last = select(simd::lane_bits::first(rest), lanes::load(last), lanes(hidden));
+        const auto earlier = lanes::load(maximum), top = max_or_second(of_last, raised(earlier, scores, whole, lanes::size));
+        const auto m = simd::join_every(top, rows, [](lanes a, lanes b) { return max_or_second(a, b); });
+        const auto shrink = simd::exp_nonpositive(earlier - m);
+        m.store(maximum);
+        shrink.store(factor);
+        for (T* at = scores; at < last; at += lanes::size) simd::exp_nonpositive(lanes::load(at) - m).store(at);
+        if (rest > 0) simd::exp_nonpositive(of_last - m).store(last);
+        fma(lanes::load(sum), shrink, sum_of(scores, keys, rows)).store(sum);
+    }
+    /// The sums of weights[keys][rows], in the order of the keys.
+    static lanes sum_of(const T* weights, index_t keys, index_t rows) {
+        lanes result = T{0};
+        simd::unroll<std::countr_zero(static_cast<unsigned>(lanes::size))>([&](auto power) {
+            constexpr index_t count = index_t{1} << power();
+            if (rows != count) return;
+            T of_row[std::size_t{count}] = {};
+#pragma GCC unroll 8
+            for (index_t j = 0; j < keys; ++j)
+                for (index_t row = 0; row < count; ++row) of_row[row] += weights[j * count + row];
+            result = count == 1 ? lanes(of_row[0]) : lanes::load_first(of_row, count);
+        });
+        return result;
+    }
     /// The larger of m and a column of scores. Four chains: one would wait for its own last step.
     static lanes raised(lanes m, const T* column, index_t keys, index_t stride) {
         lanes top[4] = {m, m, m, m};

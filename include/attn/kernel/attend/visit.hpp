@@ -149,12 +149,18 @@ private:
     visible_run parts_[max_blocks];
 };
 
-/// Scores[keys][rows] of hidden keys become -infinity. visible: one bit per row for each key. rows: whole registers.
+/// Scores[keys][rows] of hidden keys become -infinity. visible: one bit per row for each key. rows: whole registers, or less than one.
 template <Scalar T>
 void hide_scores(T* scores, index_t keys, index_t rows, const std::uint64_t* visible) {
     using lanes = simd::lanes<T>;
     const lanes hidden = -std::numeric_limits<T>::infinity();
     const auto all = simd::lane_bits::first(lanes::size).value;
+    if (rows < lanes::size) {
+        for (index_t j = 0; j < keys; ++j)
+            for (index_t row = 0; row < rows; ++row)
+                if (!(visible[j] >> row & 1)) scores[j * rows + row] = -std::numeric_limits<T>::infinity();
+        return;
+    }
     for (index_t j = 0; j < keys; ++j) {
         for (index_t row = 0; row < rows; row += lanes::size) {
             T* const at = scores + j * rows + row;
@@ -165,7 +171,8 @@ void hide_scores(T* scores, index_t keys, index_t rows, const std::uint64_t* vis
     }
 }
 
-/// The rows, as bits, for which a key counts whose scores[rows] these are: those that are not -infinity. rows: whole registers.
+/// The rows, as bits, for which a key counts whose scores[rows] these are: those that are not -infinity. rows: whole registers, or less than
+/// one, with bits of anything behind them.
 template <Scalar T>
 std::uint64_t rows_not_hidden(const T* scores, index_t rows) {
     using lanes = simd::lanes<T>;

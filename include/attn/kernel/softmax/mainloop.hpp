@@ -76,7 +76,7 @@ public:
             if (!std::exchange(has_read_, true)) read();
             const auto parts = span_->parts();
             recompute_masked<T>(bit_range(0, block_->rows()), [&](std::uint64_t rows, const pass_through<T>& how) {
-                state_.begin(queries_.stride(), how.unit);
+                state_.begin(whole_registers<T>(block_->rows()), how.unit);
                 for (const auto& part : parts) {
                     const bool last = &part == &parts.back();
                     ask_for_next(last ? blocks.run(span_->end(), std::min(span_->end() + 1, end)) : in_order((&part)[1]));
@@ -97,7 +97,7 @@ private:
 
     /// Begins with the block's queries and keys.
     void read() {
-        queries_.begin(*block_, Stored::view(call_->in.queries), call_->scale);
+        queries_.begin(*block_, Stored::view(call_->in.queries), call_->scale, !call_->adjustment);
         const auto first_key = call_->in.positions.first_key[block_->batch];
         keys_.begin(keys_of(*block_), first_key);
         values_.begin(values_of(*block_), first_key);

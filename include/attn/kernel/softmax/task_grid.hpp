@@ -48,7 +48,12 @@ public:
     /// between the nearest cuts of the pattern, which further cuts divide; its other places have the same.
     class walk {
     public:
-        walk(const task_grid& grid, index_t first_task, index_t end_task) : grid_(grid), task_(first_task), end_task_(end_task) {}
+        walk(const task_grid& grid, index_t first_task, index_t end_task)
+            : grid_(grid), tasks_(end_task - first_task), part_(first_task % std::max<index_t>(1, grid.parts_)) {
+            const auto group = first_task / std::max<index_t>(1, grid.parts_);
+            group_ = group % grid.groups_;
+            batch_ = group / grid.groups_;
+        }
 
         /// The next block. False if there is none.
         bool next(query_block& block) {
@@ -75,8 +80,8 @@ public:
                     left_ = left_.part(size, left_.count);
                 } else if (count_ > 0) {
                     break;
-                } else if (task_ < end_task_) {
-                    begin_task(task_++);
+                } else if (tasks_ > 0) {
+                    begin_task();
                 } else {
                     return false;
                 }
@@ -84,15 +89,18 @@ public:
             place_ = first_place_;
             return true;
         }
-        void begin_task(index_t task) {
-            const auto part = task % grid_.parts_, group = task / grid_.parts_ % grid_.groups_, batch = task / grid_.parts_ / grid_.groups_;
-            first_place_ = batch * grid_.places_of_batch_ + group * grid_.places_together_;
-            end_place_ = std::min(first_place_ + grid_.places_together_, (batch + 1) * grid_.places_of_batch_);
+        /// Begins the next task: tasks are counted, parts first, then groups of places, then batch entries.
+        void begin_task() {
+            first_place_ = batch_ * grid_.places_of_batch_ + group_ * grid_.places_together_;
+            end_place_ = std::min(first_place_ + grid_.places_together_, (batch_ + 1) * grid_.places_of_batch_);
             step_ = grid_.step_of_place(first_place_);
             all_blocks_ = grid_.blocks(step_);
-            block_ = std::min(part * grid_.blocks_together_, all_blocks_);
+            block_ = std::min(part_ * grid_.blocks_together_, all_blocks_);
             end_block_ = std::min(block_ + grid_.blocks_together_, all_blocks_);
             if (is_cut() && block_ < end_block_) border_ = block_ == 0 ? tokens_at(0).first : border_after(tokens_at(block_ - 1));
+            --tasks_;
+            if (++part_ == grid_.parts_) part_ = 0, ++group_;
+            if (group_ == grid_.groups_) group_ = 0, ++batch_;
         }
         /// The next block of the grid, its borders moved to cuts.
         bool fill() {
@@ -121,7 +129,7 @@ public:
         }
 
         const task_grid& grid_;
-        index_t task_, end_task_;
+        index_t tasks_, part_, group_, batch_;                          ///< that are left, and what the next of them is
         index_t first_place_ = 0, end_place_ = 0, place_ = 0;           ///< of the task
         index_t step_ = 0, block_ = 0, end_block_ = 0, all_blocks_ = 0; ///< of the grid
         index_t border_ = 0;                                            ///< where the next of them begins
