@@ -49,10 +49,8 @@ template <Scalar T>
     using batch [[maybe_unused]] = typename lanes<T>::batch;
     const T* const table = exp2_of_sixteenths<T>.data();
 #if defined(__AVX512F__)
-    // Unmasked forms make gcc 12 warn in its own header.
-    constexpr auto all = static_cast<typename xsimd::batch_bool<T>::register_type>(~0u);
     if constexpr (sizeof(T) == 4)
-        return batch(_mm512_maskz_permutexvar_ps(all, _mm512_castps_si512(shifted.value), _mm512_loadu_ps(table)));
+        return batch(_mm512_maskz_permutexvar_ps(all_lanes<T>, _mm512_castps_si512(shifted.value), _mm512_loadu_ps(table)));
     else return batch(_mm512_permutex2var_pd(_mm512_loadu_pd(table), _mm512_castpd_si512(shifted.value), _mm512_loadu_pd(table + 8)));
 #else
 #if defined(__AVX2__)

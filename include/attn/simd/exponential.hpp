@@ -23,6 +23,9 @@ template <Scalar T>
 [[gnu::always_inline]] inline lanes<T> number_of(bit_vector<T> bits) {
     return lanes<T>(std::bit_cast<typename lanes<T>::batch>(bits));
 }
+/// The mask of all lanes of AVX-512: without a mask gcc 12 warns in its own header.
+template <Scalar T>
+inline constexpr auto all_lanes = static_cast<typename xsimd::batch_bool<T>::register_type>(~0u);
 
 template <Scalar T>
 inline constexpr int mantissa_bits = std::numeric_limits<T>::digits - 1;
@@ -122,9 +125,8 @@ template <Scalar T>
 [[gnu::always_inline]] inline lanes<T> scaled(rounded_lanes<T> k, lanes<T> x) {
 #if defined(__AVX512F__)
     using batch = typename lanes<T>::batch;
-    constexpr auto all = static_cast<typename xsimd::batch_bool<T>::register_type>(~0u); // without a mask gcc 12 warns in its own header
-    if constexpr (sizeof(T) == 4) return batch(_mm512_maskz_scalef_ps(all, x.value, k.value().value));
-    else return batch(_mm512_maskz_scalef_pd(all, x.value, k.value().value));
+    if constexpr (sizeof(T) == 4) return batch(_mm512_maskz_scalef_ps(all_lanes<T>, x.value, k.value().value));
+    else return batch(_mm512_maskz_scalef_pd(all_lanes<T>, x.value, k.value().value));
 #else
     // By half of k, rounded down, which is exact, and by the rest. Exponents are counted modulo their field and the sign, which is cleared.
     constexpr auto exponent_mask = std::bit_cast<integer_of<T>>(infinity<T>);
