@@ -46,11 +46,16 @@ public:
         scratch memory(run.workspace().bytes().data());
         const layout own(memory, s, run.concurrency());
         const auto seen = call.is_running ? moments_view{} : own.statistics(call.x, call.mask, run);
-        const auto root = [&](index_t c) {
-            return std::sqrt((call.is_running ? norm.variance[static_cast<std::size_t>(c)] : seen.variance(c, false)) + norm.eps);
+        // The mean of a channel, and sqrt(variance + eps).
+        const auto mean_and_root = [&](index_t c) {
+            const auto at = static_cast<std::size_t>(c);
+            const auto [mean, variance] =
+                call.is_running ? std::pair(norm.mean[at], norm.variance[at]) : std::pair(seen.mean[c], seen.variance(c, false));
+            return std::pair(mean, std::sqrt(variance + norm.eps));
         };
         own.normal.set(s.channels, 1, [&](index_t c) {
-            return channel_map{call.is_running ? norm.mean[static_cast<std::size_t>(c)] : seen.mean[c], 1 / root(c), 0};
+            const auto [mean, root] = mean_and_root(c);
+            return channel_map{mean, 1 / root, 0};
         });
 
         const row_parts parts(s);
@@ -65,7 +70,7 @@ public:
                 for (index_t which = 0; which < 3; ++which) sums[which] += static_cast<double>(own.of_part(part, which)[c]);
             const auto at = static_cast<std::size_t>(c);
             const auto weight = norm.weight.empty() ? 1 : static_cast<double>(norm.weight[at]), count = static_cast<double>(seen.count);
-            own.slope[c] = static_cast<T>(weight / root(c));
+            own.slope[c] = static_cast<T>(weight / mean_and_root(c).second);
             own.mean_bias[c] = static_cast<T>(sums[0] / count);
             own.mean_weight[c] = static_cast<T>(sums[1] / count);
             if (!call.wanted.bias.empty()) call.wanted.bias[at] = static_cast<T>(call.share * sums[0]);
