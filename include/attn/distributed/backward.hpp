@@ -3,7 +3,7 @@
 
 #include "../attention/softmax_backward.hpp"
 #include "gradient_return.hpp"
-#include "softmax_ranks.hpp"
+#include "sequence_parallel.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 

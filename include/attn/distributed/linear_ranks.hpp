@@ -7,7 +7,7 @@
 #include "../attention/simplified_linear_attention.hpp"
 #include "key_stream.hpp"
 #include "linear_plan.hpp"
-#include "sequence_parallel.hpp"
+#include "rank_call.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET::detail {
 

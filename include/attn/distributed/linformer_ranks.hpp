@@ -4,7 +4,7 @@
 #include "../attention/linformer_attention.hpp"
 #include "key_stream.hpp"
 #include "projection_shares.hpp"
-#include "sequence_parallel.hpp"
+#include "rank_call.hpp"
 
 #include <numeric>
 

@@ -2,7 +2,8 @@
 #pragma once
 
 #include "../attention/recurrent_attention.hpp"
-#include "sequence_parallel.hpp"
+#include "communicator.hpp"
+#include "rank_call.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET::detail {
 

@@ -7,7 +7,7 @@
 #include "../attention/softmax_attention.hpp"
 #include "../attention/talking_heads_attention.hpp"
 #include "key_stream.hpp"
-#include "sequence_parallel.hpp"
+#include "rank_call.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET::detail {
 
