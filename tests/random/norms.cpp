@@ -278,10 +278,10 @@ outcome attempt(draw& random) {
     if (kind == 3) result.problem = broken<T>(random, rep_batch_norm<T>{.batch = batch, .eta = eta}, x, exact, bounds);
     if (!result.problem.empty()) return result;
     const rep_batch_norm<T> rep{.batch = batch, .eta = eta};
-    const auto of_gradient = kind == 0              ? broken_row_gradient(random, layer_norm<T>{weight, bias, eps}, x)
-                             : kind == 1            ? broken_row_gradient(random, rms_norm<T>{weight, eps}, x)
-                             : random.one_in(2)     ? broken_training_gradient(random, rep, x)
-                                                    : broken_inference_gradient(random, rep, x);
+    const auto of_gradient = kind == 0          ? broken_row_gradient(random, layer_norm<T>{weight, bias, eps}, x)
+                             : kind == 1        ? broken_row_gradient(random, rms_norm<T>{weight, eps}, x)
+                             : random.one_in(2) ? broken_training_gradient(random, rep, x)
+                                                : broken_inference_gradient(random, rep, x);
     if (!of_gradient.empty()) result.problem = "gradient of the " + of_gradient;
     return result;
 }
