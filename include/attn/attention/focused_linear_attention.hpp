@@ -1,10 +1,11 @@
 // Focused linear attention: features sharpened by a power.
 #pragma once
 
+#include "../kernel/linear/attention.hpp"
 #include "../kernel/linear/focused_features.hpp"
 #include "backward.hpp"
 #include "feature_map.hpp"
-#include "linear_checks.hpp"
+#include "local_arguments.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 

@@ -4,7 +4,7 @@
 #include "../kernel/linear/attention.hpp"
 #include "backward.hpp"
 #include "feature_map.hpp"
-#include "linear_checks.hpp"
+#include "linear_rows.hpp"
 #include "mapped_vectors.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET {

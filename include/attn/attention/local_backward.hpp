@@ -1,9 +1,10 @@
 // The gradient of what a linear attention of vision transformers has besides queries, keys and values: its convolution and its encoding.
 #pragma once
 
+#include "../kernel/linear/order.hpp"
 #include "backward.hpp"
 #include "depthwise_backward.hpp"
-#include "linear_checks.hpp"
+#include "local_arguments.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 

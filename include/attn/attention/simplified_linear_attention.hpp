@@ -1,9 +1,10 @@
 // Simplified linear attention: relu features and a depthwise convolution.
 #pragma once
 
+#include "../kernel/linear/attention.hpp"
 #include "backward.hpp"
 #include "feature_map.hpp"
-#include "linear_checks.hpp"
+#include "local_arguments.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 

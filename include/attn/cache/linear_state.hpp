@@ -1,6 +1,8 @@
 // The state of causal linear attention, which takes the place of a cache: it grows token by token, and its size stays.
 #pragma once
 
+#include "../kernel/linear/order.hpp"
+#include "../kernel/linear/span_sums.hpp"
 #include "last_rows.hpp"
 #include "linear_state_call.hpp"
 

@@ -1,7 +1,7 @@
 // Which linear attentions have a state, and of what shape.
 #pragma once
 
-#include "../attention/linear_checks.hpp"
+#include "../attention/linear_rows.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
