@@ -5,6 +5,7 @@
 #include "executors.hpp"
 #include "norm_checks.hpp"
 
+#include <attn/attention/cosformer_features.hpp>
 #include <attn/attention/linear_backward.hpp>
 #include <attn/attention/performer_features.hpp>
 #include <attn/attention/random_projection.hpp>

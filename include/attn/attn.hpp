@@ -7,6 +7,7 @@
 #include "attention/backward.hpp"
 #include "attention/causal_backward.hpp"
 #include "attention/causal_convolution.hpp"
+#include "attention/cosformer_features.hpp"
 #include "attention/depthwise_backward.hpp"
 #include "attention/eigen.hpp"
 #include "attention/focused_linear_attention.hpp"

@@ -1,5 +1,6 @@
 #include "linear_case.hpp"
 
+#include "attn/attention/cosformer_features.hpp"
 #include "attn/attention/linear_attention.hpp"
 #include "attn/attention/linear_backward.hpp"
 #include "attn/attention/performer_features.hpp"

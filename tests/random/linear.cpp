@@ -3,6 +3,7 @@
 #include "others.hpp"
 
 #include <attn/attention/backward.hpp>
+#include <attn/attention/cosformer_features.hpp>
 #include <attn/attention/linear_attention.hpp>
 #include <attn/attention/linear_backward.hpp>
 #include <attn/attention/performer_features.hpp>

@@ -3,6 +3,8 @@
 
 #include "../score/score_function.hpp"
 
+#include <span>
+
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// A value with one generic call x -> phi(x), applied to each channel of queries and keys:
@@ -16,6 +18,21 @@ template <class F>
 concept FeatureMap = std::copy_constructible<F> && requires(const F& phi, double x) {
     { phi(x) } -> std::convertible_to<double>;
 };
+
+/// A map from a token's channels x, of one head, and its position to features, for the weights phi(q_i) . phi(k_j) of linear_attention.
+/// - `features(channels)`: how many a vector of so many channels has.
+/// - `operator()(x, position, to)`: writes the features, of spans of one type of numbers, float or double, or the reference's own.
+/// - `gradient(x, position, of_features, to)`: writes the gradient of x, given that of the features.
+/// Both are called by several threads at a time. Optional: `check(operation, channels)`, which throws attention_error if a parameter does
+/// not fit, and `check_apart(out)`. The kernel calls what is given, so bits are the same everywhere if these texts' are: by fma as it is
+/// written, and attn::simd's exp, cos and so on.
+template <class F>
+concept VectorFeatureMap =
+    std::copy_constructible<F> && requires(const F& phi, std::span<const double> x, index_t position, std::span<double> to) {
+        { phi.features(index_t{}) } -> std::convertible_to<index_t>;
+        phi(x, position, to);
+        phi.gradient(x, position, x, to);
+    };
 
 /// The features x themselves: weights are plain products, which may be negative, so that a denominator would make no sense.
 struct identity_features {

@@ -1,7 +1,8 @@
 // The features of whole vectors of a call of linear attention.
 #pragma once
 
-#include "vector_features.hpp"
+#include "../kernel/linear/vector_features.hpp"
+#include "feature_map.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET::detail {
 

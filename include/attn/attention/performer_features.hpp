@@ -3,8 +3,10 @@
 
 #include "../core/output_memory.hpp"
 #include "../kernel/gemm/matrix_tile.hpp"
+#include "../kernel/linear/vector_features.hpp"
+#include "../simd/elementary.hpp"
 #include "../simd/wide_sum.hpp"
-#include "vector_features.hpp"
+#include "feature_map.hpp"
 
 #include <cmath>
 

@@ -1,4 +1,4 @@
-// Feature maps of whole vectors, for linear attention: of all channels of a token and of its position, to any number of features.
+// cosFormer's features, by which linear attention weighs a key less the farther it is.
 #pragma once
 
 #include "../kernel/linear/vector_features.hpp"
@@ -8,21 +8,6 @@
 #include <numbers>
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
-
-/// A map from a token's channels x, of one head, and its position to features, for the weights phi(q_i) . phi(k_j) of linear_attention.
-/// - `features(channels)`: how many a vector of so many channels has.
-/// - `operator()(x, position, to)`: writes the features, of spans of one type of numbers, float or double, or the reference's own.
-/// - `gradient(x, position, of_features, to)`: writes the gradient of x, given that of the features.
-/// Both are called by several threads at a time. Optional: `check(operation, channels)`, which throws attention_error if a parameter does
-/// not fit, and `check_apart(out)`. The kernel calls what is given, so bits are the same everywhere if these texts' are: by fma as it is
-/// written, and attn::simd's exp, cos and so on.
-template <class F>
-concept VectorFeatureMap =
-    std::copy_constructible<F> && requires(const F& phi, std::span<const double> x, index_t position, std::span<double> to) {
-        { phi.features(index_t{}) } -> std::convertible_to<index_t>;
-        phi(x, position, to);
-        phi.gradient(x, position, x, to);
-    };
 
 namespace detail {
 
