@@ -3,6 +3,7 @@
 
 #include "backward.hpp"
 #include "recurrent_checks.hpp"
+#include "recurrent_rule.hpp"
 
 #include <cmath>
 #include <optional>

@@ -2,8 +2,8 @@
 #pragma once
 
 #include "../core/gradients.hpp"
+#include "../kernel/tile_loader.hpp"
 #include "attention.hpp"
-#include "recurrent_rule.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET::detail {
 
