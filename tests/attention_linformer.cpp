@@ -10,6 +10,7 @@
 #include <attn/attention/projection.hpp>
 #include <attn/attention/random_projection.hpp>
 #include <attn/attention/softmax_attention.hpp>
+#include <attn/attention/strided_convolution.hpp>
 #include <attn/pattern/causal.hpp>
 #include <attn/pattern/on_heads.hpp>
 #include <attn/pattern/predicate.hpp>

@@ -9,6 +9,7 @@
 #include <attn/attention/linformer_backward.hpp>
 #include <attn/attention/pooling.hpp>
 #include <attn/attention/softmax_backward.hpp>
+#include <attn/attention/strided_convolution.hpp>
 #include <attn/pattern/lengths.hpp>
 #include <attn/pattern/predicate.hpp>
 

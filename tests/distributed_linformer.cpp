@@ -6,6 +6,7 @@
 
 #include <attn/attention/pooling.hpp>
 #include <attn/attention/random_projection.hpp>
+#include <attn/attention/strided_convolution.hpp>
 #include <attn/distributed/thread_communicator.hpp>
 #include <attn/parallel/thread_pool.hpp>
 #include <attn/pattern/causal.hpp>

@@ -10,6 +10,7 @@
 #include <attn/attention/simplified_linear_attention.hpp>
 #include <attn/attention/softmax_attention.hpp>
 #include <attn/attention/sparse_attention.hpp>
+#include <attn/attention/strided_convolution.hpp>
 #include <attn/attention/talking_heads_attention.hpp>
 #include <attn/pattern/block_sparse.hpp>
 #include <attn/pattern/tiles.hpp>

@@ -11,6 +11,7 @@
 #include <attn/attention/random_projection.hpp>
 #include <attn/attention/softmax_attention.hpp>
 #include <attn/attention/sparse_attention.hpp>
+#include <attn/attention/strided_convolution.hpp>
 #include <attn/layer/parameters.hpp>
 #include <attn/layer/sinusoidal.hpp>
 #include <attn/layer/transformer_block.hpp>

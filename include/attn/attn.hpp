@@ -35,6 +35,7 @@
 #include "attention/softmax_attention.hpp"
 #include "attention/softmax_backward.hpp"
 #include "attention/sparse_attention.hpp"
+#include "attention/strided_convolution.hpp"
 #include "attention/talking_heads_attention.hpp"
 #include "attention/talking_heads_backward.hpp"
 #include "cache/attend.hpp"

@@ -4,6 +4,7 @@
 #include "attn/attention/linformer_attention.hpp"
 #include "attn/attention/linformer_backward.hpp"
 #include "attn/attention/pooling.hpp"
+#include "attn/attention/strided_convolution.hpp"
 #include "attn/pattern/lengths.hpp"
 #include "attn/pattern/predicate.hpp"
 #include "attn/reference/linformer.hpp"

@@ -7,6 +7,7 @@
 #include <attn/attention/linformer_attention.hpp>
 #include <attn/attention/linformer_backward.hpp>
 #include <attn/attention/pooling.hpp>
+#include <attn/attention/strided_convolution.hpp>
 #include <attn/reference/linformer.hpp>
 #include <attn/reference/number.hpp>
 

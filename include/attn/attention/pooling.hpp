@@ -1,8 +1,7 @@
-// Projections along the sequence that read a bin of neighbouring tokens: pooling, and the strided convolutions with it.
+// Projections along the sequence that pool bins of neighbouring tokens.
 #pragma once
 
-#include "projection.hpp"
-#include "strided_convolution.hpp"
+#include "projection_concept.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
