@@ -102,6 +102,8 @@ std::size_t pool_bytes(const cache_layout& layout, index_t pages) {
 
 namespace detail {
 template <Scalar T>
+class page_list;
+template <Scalar T>
 class saved_sequence;
 }
 template <Scalar T>
@@ -134,6 +136,7 @@ public:
 
 private:
     friend class sequence<T>;
+    friend class detail::page_list<T>;
     friend class detail::saved_sequence<T>;
 
     key_value_pool(const cache_layout& layout, const rotary_reading<T>& reading, workspace memory)

@@ -20,7 +20,7 @@ public:
         const auto put = [&](const void* from, index_t count) { to = std::copy_n(static_cast<const std::byte*>(from), count, to); };
         put(&header, sizeof header);
         put(of.evicted().data(), static_cast<index_t>(of.evicted().size_bytes()));
-        const auto& l = of.pool_->layout();
+        const auto& l = of.pool().layout();
         const auto exact = l.kv_heads * header.exact_rows * static_cast<index_t>(sizeof(T));
         if (exact > 0) {
             put(of.exact_.keys(), exact * l.key_channels);
@@ -71,7 +71,7 @@ private:
         index_t tokens = 0, evicted = 0, exact_rows = 0;
     };
     static header_type header_of(const sequence<T>& of) {
-        const auto& l = of.pool_->layout();
+        const auto& l = of.pool().layout();
         header_type header;
         header.format = static_cast<index_t>(l.format);
         header.layout = {l.kv_heads, l.key_channels, l.value_channels, l.exact_tokens, l.rotates_keys};
@@ -82,11 +82,11 @@ private:
     }
     /// Bytes of a saved sequence; the largest index if they are more than memory can hold.
     static index_t bytes_of(const sequence<T>& of, const header_type& header) {
-        const auto& places = of.pool_->places_;
+        const auto& places = of.pool().places_;
         auto left = header.tokens;
         for (const auto& range : of.evicted()) left -= range.count;
-        const auto rows = product(of.pool_->layout().kv_heads, places.keys.row_bytes + places.values.row_bytes, left);
-        const auto exact = exact_rows<T>::bytes(of.pool_->layout(), header.exact_rows);
+        const auto rows = product(of.pool().layout().kv_heads, places.keys.row_bytes + places.values.row_bytes, left);
+        const auto exact = exact_rows<T>::bytes(of.pool().layout(), header.exact_rows);
         if (rows > max_bytes || exact > max_bytes) return std::numeric_limits<index_t>::max();
         return static_cast<index_t>(sizeof header + of.evicted().size_bytes()) + exact + rows;
     }
@@ -105,7 +105,7 @@ private:
     }
     /// The pages that a sequence needs: those of tokens that are left.
     static void take_pages(sequence<T>& loaded) {
-        auto& pool = *loaded.pool_;
+        auto& pool = loaded.pool();
         std::vector<index_t> taken;
         loaded.evicted_.for_each_left(loaded.tokens_, [&](const row_range& left) {
             for (auto page = left.first / loaded.page_tokens(); page * loaded.page_tokens() < left.end(); ++page)
@@ -113,8 +113,8 @@ private:
         });
         if (std::ssize(taken) > pool.free_pages())
             refuse("need ", taken.size(), " pages, but of the pool's ", pool.pages(), " only ", pool.free_pages(), " are free");
-        loaded.pages_.resize(to_size((loaded.tokens_ + loaded.page_tokens() - 1) / loaded.page_tokens()));
-        for (const auto page : taken) loaded.pages_[static_cast<std::size_t>(page)] = pool.take();
+        loaded.pages_.extend_evicted((loaded.tokens_ + loaded.page_tokens() - 1) / loaded.page_tokens());
+        for (const auto page : taken) loaded.pages_.own(page);
     }
 };
 

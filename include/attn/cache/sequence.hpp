@@ -1,10 +1,11 @@
 // A sequence of keys and values that grows token by token, in the pages of a pool.
 #pragma once
 
+#include "evicted_positions.hpp"
+#include "exact_rows.hpp"
+#include "page_list.hpp"
 #include "page_rows.hpp"
 #include "saved_sequence.hpp"
-
-#include <utility>
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
@@ -23,33 +24,28 @@ public:
     using scalar = T;
 
     /// A sequence without tokens.
-    explicit sequence(key_value_pool<T>& pool) : pool_(&pool) {}
+    explicit sequence(key_value_pool<T>& pool) : pages_(pool) {}
     /// Takes the tokens of another, which may then only be assigned to, or die.
-    sequence(sequence&& other) noexcept { swap(other); }
-    sequence& operator=(sequence&& other) noexcept {
-        sequence taken(std::move(other));
-        swap(taken);
-        return *this;
-    }
-    ~sequence() { drop_pages(0); }
+    sequence(sequence&&) noexcept = default;
+    sequence& operator=(sequence&&) noexcept = default;
 
     /// How many tokens were appended, and not dropped from the end: the position of the next one.
     index_t size() const { return tokens_; }
     /// The positions that are evicted, in order, none of which touches another.
     std::span<const row_range> evicted() const { return evicted_.ranges(); }
     /// How many pages it uses, by itself or with others.
-    index_t pages() const { return std::ssize(pages_) - std::count(pages_.begin(), pages_.end(), nullptr); }
+    index_t pages() const { return pages_.used(); }
 
     /// Throws attention_error if keys and values of such shapes could not be appended.
     void check_append(const shape& keys, const shape& values) const {
-        check_shape("keys", keys, pool_->layout_.key_channels);
-        check_shape("values", values, pool_->layout_.value_channels);
+        check_shape("keys", keys, pool().layout_.key_channels);
+        check_shape("values", values, pool().layout_.value_channels);
         if (values.tokens != keys.tokens)
             detail::raise(shape_error("sequence::append", "values", "have shape ", values, ", but keys have ", keys));
         detail::check_positions("sequence::append", "keys", tokens_, keys.tokens);
-        if (const auto needed = pages_for(keys.tokens); needed > pool_->free_pages())
+        if (const auto needed = pages_for(keys.tokens); needed > pool().free_pages())
             detail::raise(argument_error("sequence::append", "keys", "of shape ", keys, " need ", needed, " pages, but of the pool's ",
-                                         pool_->pages(), " only ", pool_->free_pages(), " are free"));
+                                         pool().pages(), " only ", pool().free_pages(), " are free"));
     }
 
     /// Appends tokens: keys (1, kv_heads, n, d_k) and values (1, kv_heads, n, d_v). Throws attention_error, and changes nothing, if the
@@ -58,7 +54,7 @@ public:
         detail::check_view("sequence::append", "keys", keys);
         detail::check_view("sequence::append", "values", values);
         check_append(keys.shape(), values.shape());
-        if (!pool_->layout_.rotates_keys) return append_rows(keys, values);
+        if (!pool().layout_.rotates_keys) return append_rows(keys, values);
         tensor<T> rotated(keys.shape());
         detail::rotate_rows<T>(keys, rotated);
         append_rows(rotated, values);
@@ -68,7 +64,7 @@ public:
     void truncate(index_t tokens) {
         if (tokens < 0 || tokens > tokens_)
             detail::raise(argument_error("sequence::truncate", "tokens", "are ", tokens, ", but the sequence has ", tokens_));
-        drop_pages((tokens + page_tokens() - 1) / page_tokens());
+        pages_.drop_from((tokens + page_tokens() - 1) / page_tokens());
         tokens_ = tokens;
         evicted_.truncate(tokens);
     }
@@ -97,9 +93,9 @@ public:
                 part.format.quantised().read(memory.data(), to);
             };
         };
-        exact_.keep(pool_->layout_, first, numbers, read_quantised(pool_->places_.keys), read_quantised(pool_->places_.values));
-        for (const auto* part : {&pool_->places_.keys, &pool_->places_.values})
-            for (index_t head = 0; head < pool_->layout_.kv_heads; ++head)
+        exact_.keep(pool().layout_, first, numbers, read_quantised(pool().places_.keys), read_quantised(pool().places_.values));
+        for (const auto* part : {&pool().places_.keys, &pool().places_.values})
+            for (index_t head = 0; head < pool().layout_.kv_heads; ++head)
                 for (index_t to = first; const auto number : numbers) {
                     if (to != first + number) {
                         read_row(*part, head, first + number, memory.data());
@@ -112,13 +108,11 @@ public:
 
     /// A sequence of the same tokens, whose pages both use.
     [[nodiscard]] sequence fork() const {
-        sequence other(*pool_);
+        sequence other(pages_.pool());
         other.pages_ = pages_;
         other.evicted_ = evicted_;
         other.tokens_ = tokens_;
         other.exact_ = exact_;
-        for (const auto* page : pages_)
-            if (page) ++pool_->uses(page);
         return other;
     }
 
@@ -131,8 +125,7 @@ public:
         if (positions.count == 0) return;
         const auto gone = evicted_.add(positions);
         const auto first_page = (gone.first + page_tokens() - 1) / page_tokens();
-        for (auto page = first_page; (page + 1) * page_tokens() <= gone.end(); ++page)
-            if (auto* const own = std::exchange(pages_[static_cast<std::size_t>(page)], nullptr)) pool_->give_back(own);
+        for (auto page = first_page; (page + 1) * page_tokens() <= gone.end(); ++page) pages_.evict(page);
     }
 
     /// Evicts the full pages of which no later query, at position size() or beyond, sees anything, as the pattern proves: so a window is a
@@ -175,17 +168,17 @@ public:
     /// What is read of it: the pages from that of the first token that is left on.
     kernel::sequence_pages<T> view() const {
         const auto first = first_page();
-        return {&pool_->places_,
-                pages_.data() + first,
+        return {&pool().places_,
+                pages_.from(first),
                 exact_.keys(),
                 exact_.values(),
-                exact_.rows(pool_->layout_),
+                exact_.rows(pool().layout_),
                 first * page_tokens(),
                 turns_from(first * page_tokens())};
     }
     /// How keys, or queries, of tokens from a position on are turned when they are read.
     kernel::row_turns<T> turns_from(index_t position) const {
-        const auto& [table, skips_evicted] = pool_->reading_;
+        const auto& [table, skips_evicted] = pool().reading_;
         return {table, skips_evicted ? evicted() : std::span<const row_range>(), position};
     }
     /// The positions that a call reads: from the first page that is left to the last token.
@@ -194,60 +187,57 @@ public:
         return {first, tokens_ - first};
     }
     /// Where its pages are from.
-    const key_value_pool<T>& pool() const { return *pool_; }
+    const key_value_pool<T>& pool() const { return pages_.pool(); }
 
 private:
     friend class detail::saved_sequence<T>;
 
     /// f(part, head, position) for each row of a token that is left: keys, then values, head after head.
     void for_each_row(const auto& f) const {
-        for (const auto* part : {&pool_->places_.keys, &pool_->places_.values})
-            for (index_t head = 0; head < pool_->layout_.kv_heads; ++head)
+        for (const auto* part : {&pool().places_.keys, &pool().places_.values})
+            for (index_t head = 0; head < pool().layout_.kv_heads; ++head)
                 evicted_.for_each_left(tokens_, [&](const row_range& left) {
                     for (auto i = left.first; i < left.end(); ++i) f(*part, head, i);
                 });
     }
 
-    index_t page_tokens() const { return pool_->layout_.page_tokens; }
+    index_t page_tokens() const { return pool().layout_.page_tokens; }
     index_t first_page() const { return evicted_.first_left() / page_tokens(); }
     /// Appends keys and values that fit.
     void append_rows(const stored_view<const T>& keys, const stored_view<const T>& values) {
         const auto count = keys.shape().tokens;
-        detail::check_finite("keys", keys, pool_->places_.keys.format);
-        detail::check_finite("values", values, pool_->places_.values.format);
+        detail::check_finite("keys", keys, pool().places_.keys.format);
+        detail::check_finite("values", values, pool().places_.values.format);
         if (count == 0) return;
         const auto all = (tokens_ + count + page_tokens() - 1) / page_tokens();
-        pages_.reserve(static_cast<std::size_t>(all));
+        pages_.reserve(all);
         std::vector<T> numbers(static_cast<std::size_t>(std::max(keys.shape().channels, values.shape().channels)));
         auto memory = memory_of_row();
-        if (pool_->places_.keys.format.is_quantised()) exact_.put(pool_->layout_, tokens_, keys, values); // nothing throws from here on
-        if (needs_other_last()) {
-            auto* const own = pool_->take();
-            if (const auto* const shared = std::exchange(pages_.back(), own)) {
-                std::copy_n(shared, pool_->places_.bytes, own);
-                pool_->give_back(shared);
-            }
-        }
-        while (std::ssize(pages_) < all) pages_.push_back(pool_->take());
+        if (pool().places_.keys.format.is_quantised()) exact_.put(pool().layout_, tokens_, keys, values); // nothing throws from here on
+        if (needs_other_last()) pages_.own(pages_.count() - 1);
+        pages_.extend(all);
         for (index_t first = 0; first < count;) {
             const auto at = (tokens_ + first) % page_tokens(), rows = std::min(page_tokens() - at, count - first);
-            auto* const page = pages_[static_cast<std::size_t>((tokens_ + first) / page_tokens())];
-            detail::write_tokens(keys, {first, rows}, page, at, pool_->places_.keys, numbers.data(), memory.data());
-            detail::write_tokens(values, {first, rows}, page, at, pool_->places_.values, numbers.data(), memory.data());
+            auto* const page = page_of(tokens_ + first);
+            detail::write_tokens(keys, {first, rows}, page, at, pool().places_.keys, numbers.data(), memory.data());
+            detail::write_tokens(values, {first, rows}, page, at, pool().places_.values, numbers.data(), memory.data());
             first += rows;
         }
         tokens_ += count;
     }
     void check_shape(const char* what, const shape& rows, index_t channels) const {
-        const shape wanted{1, pool_->layout_.kv_heads, rows.tokens, channels};
+        const shape wanted{1, pool().layout_.kv_heads, rows.tokens, channels};
         if (rows != wanted) detail::raise(shape_error("sequence::append", what, "have shape ", rows, ", but the pool wants ", wanted));
     }
     /// Whether the last page is not full, and is evicted, or others use it too.
-    bool needs_other_last() const { return tokens_ % page_tokens() > 0 && (!pages_.back() || pool_->uses(pages_.back()) > 1); }
+    bool needs_other_last() const {
+        const auto last = pages_.count() - 1;
+        return tokens_ % page_tokens() > 0 && (!pages_[last] || pages_.is_shared(last));
+    }
     /// How many pages more tokens take.
     index_t pages_for(index_t count) const {
         if (count == 0) return 0;
-        return (tokens_ + count + page_tokens() - 1) / page_tokens() - std::ssize(pages_) + needs_other_last();
+        return (tokens_ + count + page_tokens() - 1) / page_tokens() - pages_.count() + needs_other_last();
     }
     /// A row of keys or values side by side, as it is stored.
     void read_row(const kernel::page_part& part, index_t head, index_t position, std::byte* to) const {
@@ -256,38 +246,20 @@ private:
     void write_row(const kernel::page_part& part, index_t head, index_t position, const std::byte* from) const {
         part.of_head(head).template write_row<T>(from, position % page_tokens(), page_of(position));
     }
-    std::byte* page_of(index_t position) const { return pages_[static_cast<std::size_t>(position / page_tokens())]; }
+    std::byte* page_of(index_t position) const { return pages_[position / page_tokens()]; }
     std::vector<std::byte> memory_of_row() const {
-        return std::vector<std::byte>(static_cast<std::size_t>(std::max(pool_->places_.keys.row_bytes, pool_->places_.values.row_bytes)));
+        return std::vector<std::byte>(static_cast<std::size_t>(std::max(pool().places_.keys.row_bytes, pool().places_.values.row_bytes)));
     }
     /// Copies the pages from one on that others use too.
     void own_pages(index_t from) {
-        const auto shared = [&](const std::byte* page) { return page && pool_->uses(page) > 1; };
-        const auto begin = pages_.begin() + std::min(static_cast<std::ptrdiff_t>(from), std::ssize(pages_));
-        if (const auto needed = std::count_if(begin, pages_.end(), shared); needed > pool_->free_pages())
+        if (const auto needed = pages_.shared_from(from); needed > pool().free_pages())
             detail::raise(argument_error("sequence::keep", "first", "asks for ", needed, " pages of its own, but of the pool's ",
-                                         pool_->pages(), " only ", pool_->free_pages(), " are free"));
-        for (auto page = begin; page != pages_.end(); ++page) {
-            if (!shared(*page)) continue;
-            auto* const own = pool_->take();
-            std::copy_n(*page, pool_->places_.bytes, own);
-            pool_->give_back(std::exchange(*page, own));
-        }
-    }
-    void drop_pages(index_t from) {
-        for (; std::ssize(pages_) > from; pages_.pop_back())
-            if (pages_.back()) pool_->give_back(pages_.back());
-    }
-    void swap(sequence& other) noexcept {
-        std::swap(pool_, other.pool_);
-        std::swap(pages_, other.pages_);
-        std::swap(evicted_, other.evicted_);
-        std::swap(tokens_, other.tokens_);
-        std::swap(exact_, other.exact_);
+                                         pool().pages(), " only ", pool().free_pages(), " are free"));
+        for (; from < pages_.count(); ++from)
+            if (pages_.is_shared(from)) pages_.own(from);
     }
 
-    key_value_pool<T>* pool_ = nullptr;
-    std::vector<std::byte*> pages_; ///< by number; null where all of it is evicted
+    detail::page_list<T> pages_;
     detail::evicted_positions evicted_;
     index_t tokens_ = 0;
     detail::exact_rows<T> exact_;
