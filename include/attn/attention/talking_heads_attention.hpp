@@ -1,7 +1,7 @@
 // Talking-heads attention: softmax attention whose heads are mixed before the softmax, after it, or both.
 #pragma once
 
-#include "../kernel/talking/talking_heads.hpp"
+#include "../kernel/talking/scheduler.hpp"
 #include "../pattern/passes.hpp"
 #include "backward.hpp"
 
