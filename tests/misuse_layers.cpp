@@ -21,6 +21,7 @@
 #include <attn/norm/layer_norm.hpp>
 #include <attn/norm/progressive_rep_batch_norm.hpp>
 #include <attn/norm/batch_norm.hpp>
+#include <attn/norm/recalibration.hpp>
 #include <attn/norm/rms_norm.hpp>
 #include <attn/norm/unit_norm.hpp>
 #include <attn/pattern/strided.hpp>

@@ -7,6 +7,7 @@
 #include <attn/norm/layer_norm.hpp>
 #include <attn/norm/progressive_rep_batch_norm.hpp>
 #include <attn/norm/batch_norm.hpp>
+#include <attn/norm/recalibration.hpp>
 #include <attn/norm/rms_norm.hpp>
 
 namespace attn::testing {

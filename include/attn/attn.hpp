@@ -51,6 +51,7 @@
 #include "norm/gamma_schedule.hpp"
 #include "norm/layer_norm.hpp"
 #include "norm/progressive_rep_batch_norm.hpp"
+#include "norm/recalibration.hpp"
 #include "norm/rep_batch_norm.hpp"
 #include "norm/rms_norm.hpp"
 #include "norm/train_backward.hpp"
