@@ -5,6 +5,7 @@
 #include "../core/heads.hpp"
 #include "linear.hpp"
 #include "multi_head_checks.hpp"
+#include "multi_head_memory.hpp"
 #include "output_gate.hpp"
 #include "rotary.hpp"
 
@@ -234,6 +235,10 @@ struct multi_head {
     }
 
 private:
+    using tensors = detail::multi_head_tensors<multi_head>;
+    using gradient_work = detail::multi_head_gradient_work<multi_head>;
+    friend tensors;
+    friend gradient_work;
     template <class Cache>
     using with = detail::cached_attention<A, std::remove_cvref_t<Cache>>;
     /// What is new beside a cache: tokens, at the positions after those in it; of a context that it has, nothing.
@@ -280,44 +285,6 @@ private:
         return {view(s.queries), view(s.keys), view(s.values), where};
     }
 
-    /// The tensors of a call; or their gradients. Those of a call that is kept for its gradient are more.
-    struct tensors {
-        tensor_view<T> queries, keys, values, attended, reduced;
-        tensor_view<T> plain_queries, plain_keys; ///< before norms
-        tensor_view<T> gates, gated;              ///< what `gate` makes, and what that makes of the attention's result
-        tensor_view<T> log_sum_exp;
-        std::byte* of_reduce = nullptr; ///< what `reduce` keeps
-
-        /// Of a call that keeps none, behind so many bytes for what is inside.
-        tensors(detail::scratch& memory, std::size_t inner, const multi_head& layer, const shape& tokens, const shape& source)
-            : tensors((memory.take<std::byte>(inner), memory), layer, tokens, source, false) {}
-        tensors(detail::scratch& memory, const multi_head& layer, const shape& tokens, const shape& source, bool kept) {
-            const auto s = layer.shapes(tokens, source);
-            const auto take = [&](const shape& of) { return token_major(memory.take<T>(of.size()), of); };
-            queries = plain_queries = take(s.queries);
-            keys = plain_keys = shares_queries ? queries : take(s.keys);
-            values = take(s.values);
-            attended = gated = take(layer.attention.output_shape(s));
-            if (layer.gated()) gates = take({tokens.batch, 1, tokens.tokens, layer.gate.outputs()});
-            if constexpr (reduces) reduced = take(layer.reduced(source));
-            if (normalises && (kept || N::moves_statistics)) plain_queries = take(s.queries), plain_keys = take(s.keys);
-            if (!kept) return;
-            if (layer.gated()) gated = take(attended.shape());
-            if constexpr (A::traits.has_log_sum_exp) log_sum_exp = take(log_sum_exp_shape(layer.attention, s));
-            if constexpr (reduces && is_differentiable)
-                of_reduce = memory.take<std::byte>(static_cast<index_t>(layer.reduce.kept_bytes(source, {})));
-        }
-    };
-    /// The memory of a gradient, behind that of what is inside.
-    struct gradient_work {
-        tensor_view<T> of_source;
-        tensors of;
-
-        gradient_work(detail::scratch& memory, const multi_head& layer, const shape& tokens, const shape& source, index_t concurrency)
-            : of_source((memory.take<std::byte>(layer.inner_bytes<true>(tokens, source, concurrency)),
-                         head_major(reduces ? memory.take<T>(source.size()) : nullptr, source))),
-              of(memory, layer, tokens, source, true) {}
-    };
     shape joined(const input_shapes& s) const {
         const auto of_out = attention.output_shape(s);
         return {of_out.batch, 1, of_out.tokens, of_out.heads * of_out.channels};
