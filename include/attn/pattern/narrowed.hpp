@@ -8,7 +8,7 @@ namespace detail {
 
 /// A narrowed pattern that is asked key by key at once: that takes it less time than questions about ranges of keys.
 template <class P>
-concept KnowsKeys = P::knows_keys;
+concept AskedByKey = P::is_asked_by_key;
 
 /// A narrowed pattern that lists the keys of a run that queries see: list(queries, keys, f) calls f(number of a key, mask of queries), for
 /// a key perhaps more than once. That takes it less time than to be asked about each.
@@ -18,7 +18,7 @@ concept ListsKeys = P::lists_keys;
 /// Both or either of two patterns, of which one may be known not to matter.
 template <class A, class B, bool is_union>
 struct narrowed_pair {
-    static constexpr bool knows_keys = KnowsKeys<A> || KnowsKeys<B>;
+    static constexpr bool is_asked_by_key = AskedByKey<A> || AskedByKey<B>;
     static constexpr bool lists_keys = !is_union && (ListsKeys<A> || ListsKeys<B>);
     A a;
     B b;

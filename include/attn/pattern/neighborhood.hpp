@@ -83,7 +83,7 @@ public:
     class of_box {
     public:
         /// A key costs a load for each axis, which a question about ranges of keys does not save.
-        static constexpr bool knows_keys = true;
+        static constexpr bool is_asked_by_key = true;
 
         /// Refers to a pattern that outlives it.
         explicit of_box(const neighborhood& pattern) : pattern_(&pattern) {}

@@ -110,7 +110,7 @@ public:
                 using of_box = decltype(narrowed(pattern, queries.tokens.positions(), keys.positions()));
                 if constexpr (attn::detail::ListsKeys<of_box>)
                     narrowed(pattern, queries.tokens.positions(), keys.positions()).list(positions, keys, add);
-                else if constexpr (attn::detail::KnowsKeys<of_box>) add_run(keys);
+                else if constexpr (attn::detail::AskedByKey<of_box>) add_run(keys);
                 else for_each_run(pattern, queries.tokens, keys.first, (keys.count - 1) * keys.step + 1, grain, add_run);
             });
         });
