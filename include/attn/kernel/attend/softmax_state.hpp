@@ -110,7 +110,7 @@ struct softmax_state {
     }
 
 private:
-    /// Takes in the scores of rows that are less than a register. Each lane of it is a row's, of one of several keys: m lies in all of them.
+    /// Takes in the scores of rows that are less than a register, each lane of which is a row's of one of several keys: m lies in all.
     void push_together(T* scores, index_t keys, index_t rows) {
         const auto count = keys * rows, whole = count / lanes::size, rest = count % lanes::size;
         T* const last = scores + whole * lanes::size;

@@ -59,8 +59,8 @@ struct value_place<quantised_number<Bits>, T, true> : streamed_place {
     }
 };
 
-/// Rows of values for the micro-kernel. Beside each load it asks for what is read next, rows of the same kind, in the order of addresses and
-/// as much beside each row of each tile: so memory is asked evenly.
+/// Rows of values for the micro-kernel. Beside its loads it asks for what is read next, rows of the same kind: in the order of addresses,
+/// and as much beside each row of each tile, so that memory is asked evenly and its prefetchers see one stream.
 template <class V, Scalar T, bool Whole = true>
 struct streamed_rows {
     value_place<V, T, Whole> data;

@@ -171,8 +171,8 @@ void hide_scores(T* scores, index_t keys, index_t rows, const std::uint64_t* vis
     }
 }
 
-/// The rows, as bits, for which a key counts whose scores[rows] these are: those that are not -infinity. rows: whole registers, or less than
-/// one, with bits of anything behind them.
+/// The rows, as bits, for which a key counts whose scores[rows] these are: those that are not -infinity. rows: whole registers; or less
+/// than one, and bits behind theirs say nothing.
 template <Scalar T>
 std::uint64_t rows_not_hidden(const T* scores, index_t rows) {
     using lanes = simd::lanes<T>;
