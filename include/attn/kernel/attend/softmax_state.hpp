@@ -25,10 +25,17 @@ struct softmax_merge {
 
     softmax_merge(lanes m_a, lanes l_a, lanes m_b, lanes l_b) {
         const lanes zero = T{0}, one = T{1};
+        const auto no_a = l_a == zero, no_b = l_b == zero;
+        if (no_a.bits() == simd::lane_bits::first(lanes::size)) { // as it is where keys begin, and the whole of a short call
+            maximum = m_b;
+            sum = l_b;
+            a = zero;
+            b = select(no_b, zero, one);
+            return;
+        }
         const auto top = max_or_second(m_a, m_b);
         const auto below = [&](lanes m) { return select(m == top, one, simd::exp_nonpositive(m - top)); };
         const auto weight_a = l_a * below(m_a), weight_b = l_b * below(m_b), both = weight_a + weight_b;
-        const auto no_a = l_a == zero, no_b = l_b == zero;
         maximum = select(no_a, m_b, select(no_b, m_a, top));
         sum = select(no_a, l_b, select(no_b, l_a, both));
         a = select(no_a, zero, select(no_b, one, weight_a / both));

@@ -59,8 +59,8 @@ public:
         bool next(query_block& block) {
             if (++number_ >= count_) {
                 number_ = 0;
-                if (++place_ >= end_place_ && !next_tiles()) return false;
-                heads_ = grid_.heads_at(place_);
+                if (++place_ < end_place_) heads_ = grid_.heads_at(place_);
+                else if (!next_tiles()) return false;
             }
             block = heads_;
             block.tokens = tiles_[number_];
@@ -87,13 +87,15 @@ public:
                 }
             }
             place_ = first_place_;
+            heads_ = first_heads_;
             return true;
         }
         /// Begins the next task: tasks are counted, parts first, then groups of places, then batch entries.
         void begin_task() {
             first_place_ = batch_ * grid_.places_of_batch_ + group_ * grid_.places_together_;
             end_place_ = std::min(first_place_ + grid_.places_together_, (batch_ + 1) * grid_.places_of_batch_);
-            step_ = grid_.step_of_place(first_place_);
+            first_heads_ = grid_.heads_at(first_place_);
+            step_ = grid_.step_of(first_heads_);
             all_blocks_ = grid_.blocks(step_);
             block_ = std::min(part_ * grid_.blocks_together_, all_blocks_);
             end_block_ = std::min(block_ + grid_.blocks_together_, all_blocks_);
@@ -117,10 +119,9 @@ public:
             return step_ == 1 && grid_.packed_heads_ == 1 && grid_.tokens_together_ == 0 && grid_.queries_.tokens > traits::lane_count;
         }
         index_t cut(index_t query) const {
-            const auto heads = grid_.heads_at(first_place_);
-            return grid_.call_.pattern.cut(heads.batch, heads.first_head, grid_.pass_, query, traits::max_rows);
+            return grid_.call_.pattern.cut(first_heads_.batch, first_heads_.first_head, grid_.pass_, query, traits::max_rows);
         }
-        query_tile tokens_at(index_t block) const { return grid_.tokens_at(first_place_, block, step_); }
+        query_tile tokens_at(index_t block) const { return grid_.tokens_at(first_heads_.batch, block, step_); }
         /// The border behind a block: at the nearest cut, but never before the block itself.
         index_t border_after(const query_tile& block) const { return std::max(cut(block.first + block.count), block.first); }
         index_t first_of(const query_tile& queries) const {
@@ -135,8 +136,8 @@ public:
         index_t border_ = 0;                                            ///< where the next of them begins
         query_tile left_{};                                             ///< of the last
         query_tile tiles_[std::size_t{kept_masks}];
-        index_t number_ = 0, count_ = 0; ///< of the tiles
-        query_block heads_;
+        index_t number_ = 0, count_ = 0;  ///< of the tiles
+        query_block first_heads_, heads_; ///< of the task's first place, and of the one that comes now
     };
 
 private:
@@ -150,17 +151,15 @@ private:
                 .heads = std::min(packed_heads_, group - within),
                 .kv_head = kv_head};
     }
-    index_t step_of_place(index_t place) const {
-        const auto heads = heads_at(place);
-        return call_.pattern.step(heads.batch, heads.first_head, pass_);
-    }
+    index_t step_of(const query_block& heads) const { return call_.pattern.step(heads.batch, heads.first_head, pass_); }
+    index_t step_of_place(index_t place) const { return step_of(heads_at(place)); }
     index_t max_tokens(index_t step) const {
         if (tokens_together_ > 0) return tokens_together_;
         return packed_heads_ > 1 ? queries_.tokens : traits::rows_of((queries_.tokens + step - 1) / step);
     }
     index_t blocks(index_t step) const { return step == 0 ? 0 : tile_count(queries_.tokens, max_tokens(step), step); }
-    query_tile tokens_at(index_t place, index_t number, index_t step) const {
-        return tile_at(number, call_.in.positions.first_query[place / places_of_batch_], queries_.tokens, max_tokens(step), step,
+    query_tile tokens_at(index_t batch, index_t number, index_t step) const {
+        return tile_at(number, call_.in.positions.first_query[batch], queries_.tokens, max_tokens(step), step,
                        packed_heads_ > 1 || tokens_together_ > 0 ? 0 : traits::lane_count);
     }
     index_t parts_of(index_t place) const { return (blocks(step_of_place(place)) + blocks_together_ - 1) / blocks_together_; }
