@@ -69,11 +69,11 @@ struct streamed_rows {
     const std::byte* next;  ///< where what is read next lies
 
     /// The rows from one on, and of them so many channels: those of a tile.
-    friend streamed_rows rows_of_tile(streamed_rows all, index_t row, index_t channel, index_t channels) {
+    friend streamed_rows rows_of_tile(streamed_rows all, index_t row, index_t channel, index_t count) {
         auto& at = all.data;
         at.row += row * all.row_stride;
         at.channel = channel;
-        at.asked_bytes = all.row_stride * channels / all.channels;
+        at.asked_bytes = all.row_stride * count / all.channels;
         at.asked = all.next + all.rows * all.row_stride * channel / all.channels + row * at.asked_bytes;
         return all;
     }
