@@ -141,6 +141,7 @@ private:
         if (absorbed == 0) from.key_channels = 0; // an empty sum adds nothing, not even the NaN of a query
         from.padded = w.padded;
         ask_for_next(w.ahead, in, out, batch, head, end, count);
+        w.ahead.spread(count * from.key_channels * w.padded / lanes::size);
         from.finish(queries,
                     {out.values.rows(batch, head, first), in.values.shape().channels, w.factors, started ? w.numerators : nullptr,
                      grid() ? w.local : nullptr},

@@ -114,6 +114,7 @@ struct linear_keys {
         if (const auto next = b.end(), count = std::min(b.rows.count, in.keys.shape().tokens - next); count > 0) {
             w.ahead.add(in.keys.rows(batch, kv_head, next), count, in.keys.shape().channels);
             w.ahead.add(in.values.rows(batch, kv_head, next), count, in.values.shape().channels);
+            w.ahead.spread(b.rows.count * w.key_padded * w.padded / simd::lanes<T>::size);
         }
         state.push(b.rows, b.values, b.value_stride, w.ahead);
     }

@@ -71,6 +71,8 @@ private:
             w.ahead.add(in_.queries.rows(batch, h, first), count, in_.keys.shape().channels);
             w.ahead.add(out_.rows(batch, h, first), count, in_.values.shape().channels);
         }
+        const auto group = chunks_.group();
+        w.ahead.spread(count * (group * chunk * w.key_padded + (group + 1) * w.key_padded * w.padded) / lanes::size);
     }
 
     /// What queries read, of each head of the group, or of all of them where each has but one.
