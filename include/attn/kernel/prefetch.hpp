@@ -47,7 +47,8 @@ public:
     /// Spreads what has been added over so many multiply-adds of registers, if they are more than it takes: a load that misses the cache
     /// beside few lines on their way waits for less.
     void spread(index_t multiply_adds) {
-        if (lines_ > 0) pace_ = std::max<int>(usual_pace, std::bit_width(static_cast<std::size_t>(multiply_adds / lines_)) - 1);
+        if (lines_ > 0)
+            pace_ = std::max(usual_pace, static_cast<int>(std::bit_width(static_cast<std::size_t>(multiply_adds / lines_))) - 1);
     }
     /// Asks for what so many multiply-adds of registers give time for. Inlined where sums are in registers, which a call would store and
     /// load.

@@ -61,17 +61,10 @@ private:
         std::fill_n(r.left + (count - 1) * stride, stride, T{1});
         for (auto at = (count - 1) * stride - lanes::size; at >= 0; at -= lanes::size)
             (lanes::load(r.left + at + stride) * lanes::load(r.decays + at + stride)).store(r.left + at);
-        const auto transpose = [&](const T* from, T* to) {
-            transpose_rows<T>(row_block<const T>{from, w.padded, 1}, d_k, d_v, T{1}, to, stride);
-        };
-        transpose(w.forward.state.sums, w.state_columns);
-        transpose(w.of_state, w.of_state_columns);
-        for (index_t c = 0; c < stride; c += lanes::size) {
-            lanes sum(T{0});
-            for (index_t n = 0; n < d_v; ++n)
-                sum = fma(lanes::load(w.state_columns + n * stride + c), lanes::load(w.of_state_columns + n * stride + c), sum);
-            sum.store(r.state_products + c);
-        }
+        if (!wanted_.log_decay.data()) return;
+        for (index_t c = 0; c < d_k; ++c)
+            r.state_products[c] = product(w.forward.state.sums + c * w.padded, w.of_state + c * w.padded, w.padded);
+        std::fill(r.state_products + d_k, r.state_products + stride, T{0});
     }
 
     /// Weights of pairs as tokens from the last back read those behind them: to[r][s] = factor weights[i][j] of tokens i = last - s and j =
@@ -142,27 +135,34 @@ private:
     void of_pairs(worker& w, index_t count) const {
         const auto& r = w.rows;
         const auto& f = w.forward;
-        const auto d_v = in_.values.shape().channels, stride = r.key_padded, queries = chunks_.group() * count;
-        const auto multiply = [&](index_t row_count, const T* rows, const T* columns, index_t column_count, T* to) {
-            multiply_wide<T>(row_count, column_count / lanes::size,
-                             {{rows, w.padded, 1}, {columns, column_count, 1}, d_v, {to, column_count, 1}}, no_prefetch());
+        const auto d_v = in_.values.shape().channels, queries = chunks_.group() * count;
+        const auto transpose = [&](const row_block<const T>& rows, index_t row_count) {
+            transpose_rows<T>(rows, row_count, d_v, T{1}, w.d_columns, w.column_stride);
         };
-        const auto with_values = [&](const row_block<const T>& values, T* d_weights, T* d_probe_weights) {
-            transpose_rows<T>(values, count, d_v, T{1}, w.value_columns, chunk);
-            multiply(queries, w.d_out, w.value_columns, chunk, d_weights);
-            if (reads()) multiply(count, w.negated, w.value_columns, chunk, d_probe_weights);
+        const auto weigh = [&](index_t row_count, const T* rows, T* to) {
+            multiply_wide<T>(row_count, chunk / lanes::size, {{rows, w.padded, 1}, {w.d_columns, w.column_stride, 1}, d_v, {to, chunk, 1}},
+                             no_prefetch());
         };
-        with_values(f.values, r.d_weights, r.d_probe_weights);
-        if (f.state.sizes.erases) with_values({f.state.removed, w.padded, 1}, r.d_erased_weights, r.d_probe_erased);
-        multiply(queries, w.d_out, w.state_columns, stride, r.d_queries);
-        if (reads()) multiply(count, w.negated, w.state_columns, stride, r.d_probes);
-        multiply_rows(w, f.values, count, r.d_keys);
-        if (f.state.sizes.erases) multiply_rows(w, {f.state.removed, w.padded, 1}, count, r.d_erased);
+        const auto with_values = [&](const row_block<const T>& values, T* d_weights, T* d_probe_weights, T* d_vectors) {
+            transpose(values, count);
+            weigh(queries, w.d_out, d_weights);
+            if (reads()) weigh(count, w.negated, d_probe_weights);
+            multiply_columns(w, w.of_state, count, d_vectors);
+        };
+        with_values(f.values, r.d_weights, r.d_probe_weights, r.d_keys);
+        if (f.state.sizes.erases) with_values({f.state.removed, w.padded, 1}, r.d_erased_weights, r.d_probe_erased, r.d_erased);
+        transpose({w.d_out, w.padded, 1}, queries);
+        multiply_columns(w, f.state.sums, queries, r.d_queries);
+        if (!reads()) return;
+        transpose({w.negated, w.padded, 1}, count);
+        multiply_columns(w, f.state.sums, count, r.d_probes);
     }
-    void multiply_rows(worker& w, const row_block<const T>& rows, index_t count, T* to) const {
-        const auto stride = w.rows.key_padded;
-        multiply_wide<T>(count, stride / lanes::size, {rows, {w.of_state_columns, stride, 1}, in_.values.shape().channels, {to, stride, 1}},
-                         no_prefetch());
+    /// Rows y_i S^T, of a state S or its gradient, for the rows y_i that have been transposed: of columns, so that S is read as it lies.
+    void multiply_columns(worker& w, const T* state, index_t row_count, T* to) const {
+        const auto d_k = in_.keys.shape().channels, d_v = in_.values.shape().channels, stride = w.column_stride;
+        multiply_wide<T>(d_k, whole_registers<T>(row_count) / lanes::size,
+                         {{state, w.padded, 1}, {w.d_columns, stride, 1}, d_v, {w.products, stride, 1}}, no_prefetch());
+        transpose_rows<T>(row_block<const T>{w.products, stride, 1}, d_k, row_count, T{1}, to, w.rows.key_padded);
     }
 
     /// Stores what is wanted of a chunk's tokens.
@@ -196,13 +196,20 @@ private:
     static void put_sums(const T* rows, const T* others, index_t stride, index_t count, index_t batch, index_t head, index_t first,
                          const tensor_view<T>& to) {
         for (index_t i = 0; to.data() && i < count; ++i) {
-            simd::wide_sum<T> sum;
-            simd::for_each_part<T>(stride, [&](index_t n, auto part, index_t) {
-                if (others) sum.add(part, lanes::load(rows + i * stride + n), lanes::load(others + i * stride + n));
-                else sum.add(part, lanes::load(rows + i * stride + n));
-            });
-            to(batch, head, first + i, 0) = sum.total();
+            const T *const row = rows + i * stride, *const other = others ? others + i * stride : nullptr;
+            to(batch, head, first + i, 0) = other ? product(row, other, stride) : sum(row, stride);
         }
+    }
+    /// Of whole registers of numbers.
+    static T sum(const T* row, index_t numbers) {
+        simd::wide_sum<T> sum;
+        simd::for_each_part<T>(numbers, [&](index_t n, auto part, index_t) { sum.add(part, lanes::load(row + n)); });
+        return sum.total();
+    }
+    static T product(const T* a, const T* b, index_t numbers) {
+        simd::wide_sum<T> sum;
+        simd::for_each_part<T>(numbers, [&](index_t n, auto part, index_t) { sum.add(part, lanes::load(a + n), lanes::load(b + n)); });
+        return sum.total();
     }
 
     /// G = decay G + sum over tokens of x_i d_i^T, of queries and probes that read the border.

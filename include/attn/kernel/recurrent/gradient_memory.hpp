@@ -6,9 +6,10 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
-/// How the states of a call are kept: all of those at the borders of segments of chunks, and of one segment those at its chunks' borders.
+/// How the states of a call are kept: all of those at the borders of segments of chunks, and of one segment those at its chunks' borders:
+/// so few that those of 128 x 128 floats fill a second-level cache of 1 MiB.
 struct state_segments {
-    static constexpr index_t chunks_of_a_segment = 64;
+    static constexpr index_t chunks_of_a_segment = 16;
 
     index_t chunks;
 
@@ -26,26 +27,25 @@ struct recurrent_gradient_worker {
         : forward(memory, sizes, group, false), rows(memory, sizes, group), padded(whole_registers<T>(sizes.value_channels)),
           state_size(sizes.key_channels * padded), segment_states(memory.take<T>(state_segments(tokens).count(), state_size)),
           chunk_states(memory.take<T>(state_segments(tokens).longest(), state_size)), of_state(memory.take<T>(state_size)),
-          state_columns(memory.take<T>(sizes.value_channels, rows.key_padded)),
-          of_state_columns(memory.take<T>(sizes.value_channels, rows.key_padded)), d_out(memory.take<T>(group * chunk, padded)),
+          d_out(memory.take<T>(group * chunk, padded)), column_stride(whole_registers<T>(std::max<index_t>(group, 1) * chunk)),
+          d_columns(memory.take<T>(sizes.value_channels, column_stride)), products(memory.take<T>(sizes.key_channels, column_stride)),
           terms(memory.take<weighted_values<T>>(group + 1)), weights(memory.take<T>(group + 1, chunk * chunk)),
           erased_weights(memory.take<T>(sizes.erases ? group + 1 : 0, chunk * chunk)), differences(memory.take<T>(chunk, padded)),
-          negated(memory.take<T>(chunk, padded)), d_values(memory.take<T>(chunk, padded)),
-          value_columns(memory.take<T>(sizes.value_channels, chunk)), scaled(memory.take<T>(chunk, rows.key_padded)) {}
+          negated(memory.take<T>(chunk, padded)), d_values(memory.take<T>(chunk, padded)), scaled(memory.take<T>(chunk, rows.key_padded)) {}
 
     recurrent_worker<T> forward;
     chunk_gradients<T> rows;
     index_t padded, state_size;
     T *segment_states, *chunk_states;
-    T* of_state;                         ///< G [d_k][padded]
-    T *state_columns, *of_state_columns; ///< S and G, transposed
-    T* d_out;                            ///< scaled
+    T* of_state; ///< G [d_k][padded]
+    T* d_out;    ///< scaled
+    index_t column_stride;
+    T *d_columns, *products; ///< rows whose products with a state are wanted, transposed, and these products, too
     weighted_values<T>* terms;
     T *weights, *erased_weights; ///< of pairs, tokens from the last back
     T* differences;              ///< v - y
     T* negated;                  ///< -dz of what is solved, and then dy
     T* d_values;
-    T* value_columns;
     T* scaled;
 };
 
