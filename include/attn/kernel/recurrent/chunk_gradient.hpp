@@ -24,6 +24,7 @@ public:
         f.differences = w.differences;
         chunks_.load(f, f.state, batch, head, first, count);
         load(w, batch, head, first, count);
+        ask_for_previous(w, batch, head, first);
         chunks_.weigh_and_correct(f, f.state, count);
         f.differences = nullptr;
         if (w.padded > 0) of_values(w, count);
@@ -37,7 +38,25 @@ public:
 private:
     bool reads() const { return terms_.corrects() || chunks_.sizes().erases; }
 
-    /// Rows of what a chunk's tokens have, and the transposed state and its gradient.
+    /// What is read of the chunk before a token, and where its gradients go.
+    void ask_for_previous(worker& w, index_t batch, index_t head, index_t token) const {
+        auto& ahead = w.forward.ahead;
+        ahead.clear();
+        const auto count = std::min(chunk, token), first = token - count, group = chunks_.group();
+        const auto add = [&](const auto& tensor, index_t of_head) {
+            if (tensor.data()) ahead.add(tensor.rows(batch, of_head, first), count, tensor.shape().channels);
+        };
+        for (const auto* tensor : {&in_.keys, &in_.values}) add(*tensor, head);
+        for (const auto* tensor : {&wanted_.keys, &wanted_.values}) add(*tensor, head);
+        for (auto h = head * group; h < (head + 1) * group; ++h) {
+            add(in_.queries, h);
+            add(d_out_, h);
+            add(wanted_.queries, h);
+        }
+        ahead.spread(count * (group * chunk * (w.rows.key_padded + w.padded) + (2 * group + 2) * w.rows.key_padded * w.padded) /
+                     lanes::size);
+    }
+    /// Rows of what a chunk's tokens have, and how much of a key is left at its end.
     void load(worker& w, index_t batch, index_t head, index_t first, index_t count) const {
         const auto& r = w.rows;
         const auto d_k = in_.keys.shape().channels, d_v = in_.values.shape().channels, stride = r.key_padded;
@@ -102,7 +121,7 @@ private:
             terms_of(w.forward.erased_weights, w.erased_weights);
             reverse(w.forward.probe_erased, count, nullptr, own_erased);
             solve<T>(count, {vectors(w.rows.erased), nullptr, terms(0), false}, of_state,
-                     {{own_erased, negated, -stride, 0}, nullptr, nullptr, negated}, no_prefetch());
+                     {{own_erased, negated, -stride, 0}, nullptr, nullptr, negated}, w.forward.ahead);
             terms_of(w.forward.weights, w.weights);
             reverse(w.forward.probe_weights, count, nullptr, own);
             w.terms[group] = {own, negated, -stride, 0};
@@ -112,7 +131,7 @@ private:
         if (!terms_.corrects()) return read(w, count, {vectors(w.rows.keys), nullptr, terms(0), false}, of_state);
         reverse(w.forward.probe_weights, count, w.forward.beta, own);
         solve<T>(count, {vectors(w.rows.keys), nullptr, terms(0), false}, of_state, {{own, negated, -stride, 0}, nullptr, nullptr, negated},
-                 no_prefetch());
+                 w.forward.ahead);
         negate(w.negated, w.d_values, count * stride);
         for (index_t i = 0; i < count; ++i) // dy = -beta dz
             for (index_t n = 0; n < stride; n += lanes::size) {
@@ -141,7 +160,7 @@ private:
         };
         const auto weigh = [&](index_t row_count, const T* rows, T* to) {
             multiply_wide<T>(row_count, chunk / lanes::size, {{rows, w.padded, 1}, {w.d_columns, w.column_stride, 1}, d_v, {to, chunk, 1}},
-                             no_prefetch());
+                             w.forward.ahead);
         };
         const auto with_values = [&](const row_block<const T>& values, T* d_weights, T* d_probe_weights, T* d_vectors) {
             transpose(values, count);
@@ -161,7 +180,7 @@ private:
     void multiply_columns(worker& w, const T* state, index_t row_count, T* to) const {
         const auto d_k = in_.keys.shape().channels, d_v = in_.values.shape().channels, stride = w.column_stride;
         multiply_wide<T>(d_k, whole_registers<T>(row_count) / lanes::size,
-                         {{state, w.padded, 1}, {w.d_columns, stride, 1}, d_v, {w.products, stride, 1}}, no_prefetch());
+                         {{state, w.padded, 1}, {w.d_columns, stride, 1}, d_v, {w.products, stride, 1}}, w.forward.ahead);
         transpose_rows<T>(row_block<const T>{w.products, stride, 1}, d_k, row_count, T{1}, to, w.rows.key_padded);
     }
 
@@ -219,7 +238,7 @@ private:
         const auto add = [&](const T* rows, const T* d_rows, const T* scale) {
             multiply_wide<T>(d_k, w.padded / lanes::size,
                              {{rows, 1, r.key_padded}, {d_rows, w.padded, 1}, count, {w.of_state, w.padded, 1}, scale, !scale},
-                             no_prefetch());
+                             w.forward.ahead);
         };
         const T* scale = r.whole_decay;
         for (index_t h = 0; h < chunks_.group(); ++h) {

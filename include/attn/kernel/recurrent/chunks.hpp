@@ -107,6 +107,14 @@ public:
         else weigh(w, state, count);
         if (w.padded > 0 && (terms_.corrects() || sizes_.erases)) correct(w, state, count);
     }
+    /// Asks for the keys and values of a chunk from a token on, beside the products of one with the state.
+    void ask_for_keys(recurrent_worker<T>& w, index_t batch, index_t head, index_t first) const {
+        w.ahead.clear();
+        const auto count = std::min(chunk, in_.keys.shape().tokens - first);
+        w.ahead.add(in_.keys.rows(batch, head, first), count, in_.keys.shape().channels);
+        w.ahead.add(in_.values.rows(batch, head, first), count, in_.values.shape().channels);
+        w.ahead.spread(count * w.key_padded * w.padded / lanes::size);
+    }
     /// Asks for the terms that are rows.
     void ask_for_terms(prefetch_next& ahead, index_t batch, index_t head, index_t first, index_t count) const {
         for (const auto* term : {&terms_.log_decay, &terms_.erase, &terms_.read})

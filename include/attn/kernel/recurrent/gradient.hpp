@@ -52,6 +52,7 @@ private:
         const auto advance = [&](index_t chunk_number) {
             const auto first = chunk_number * chunk, count = std::min(chunk, tokens - first);
             advances_.load(w.forward, state, batch, head, first, count);
+            advances_.ask_for_keys(w.forward, batch, head, first + count);
             advances_.weigh_and_correct(w.forward, state, count);
             advances_.finish(w.forward, state, count);
         };
