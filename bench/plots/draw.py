@@ -1,9 +1,11 @@
-"""draw.py <folder> <file...>: what attn_bench (bench.json), attn_peers (peers.json) and attn_ranks_model (ranks.csv) left, as pictures in the folder.
+"""draw.py <folder> <file...>: what attn_bench (bench.json), attn_peers (peers.json), attn_ranks_model (ranks.csv) and example_hybrid_model (hybrid_model.txt)
+left, as pictures in the folder.
 
 time_by_n.svg    time against n of the operators in the README's table, with the exponent that fits
 memory_by_n.svg  their workspace against n, beside the n x n scores of one head
 peers.svg        share of the FMA peak by shape, attn beside its peers
 ranks.svg        modelled speed-up against ranks
+hybrid_model.svg time of a step against the tokens before it, of layers of a gated delta rule and of softmax
 
 The background is transparent and the colours are of middle lightness, so that a page may be light or dark.
 """
@@ -152,11 +154,21 @@ def draw_ranks(folder, file):
     draw_log_log(f"{folder}/ranks.svg", curves, "times as fast as one rank: a model, not a measurement", "ranks")
 
 
+def draw_hybrid_model(folder, file):
+    with open(file) as text:
+        found = re.findall(r"^ *(\d+) +([\d.]+) +([\d.]+) +delta", text.read(), re.MULTILINE)
+    context, *layers = numpy.array(found, dtype=float).T
+    curves = [(name, context, microseconds, {"color": colour, "marker": "o"})
+              for name, microseconds, colour in zip(("gated delta rule", "softmax"), layers, COLOURS)]
+    draw_log_log(f"{folder}/hybrid_model.svg", curves, "microseconds a layer for one token", "tokens before it")
+
+
 def main(folder, *files):
     drawn_from = {
         "bench.json": lambda file: draw_growth(folder, sweeps(file)),
         "peers.json": lambda file: draw_peers(folder, file),
         "ranks.csv": lambda file: draw_ranks(folder, file),
+        "hybrid_model.txt": lambda file: draw_hybrid_model(folder, file),
     }
     for file in files:
         drawn_from[os.path.basename(file)](file)
