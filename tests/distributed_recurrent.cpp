@@ -45,7 +45,7 @@ void check_ranks(const inputs<T>& in, const auto& rule, const std::vector<index_
             const auto rows = parts.keys(ranks.rank());
             const tensor_part part{.tokens = rows};
             auto op = recurrent_attention{.rule = rule(rows), .first_state = first};
-            if (rows.end() == s.keys.tokens && rows.count > 0) op.last_state = over;
+            if (rows.end() == s.keys.tokens && (rows.count > 0 || (s.keys.tokens == 0 && ranks.rank() == ranks.size() - 1))) op.last_state = over;
             thread_pool two(1 + ranks.rank() % 2);
             const auto out = attend(sequence_parallel{op, parts}, ranks, in.slice(part, part), two);
             for (index_t b = 0; b < s.queries.batch; ++b)
@@ -54,7 +54,7 @@ void check_ranks(const inputs<T>& in, const auto& rule, const std::vector<index_
                         for (index_t c = 0; c < s.values.channels; ++c)
                             require(same_bits(out(b, h, i, c), expected(b, h, rows.first + i, c)), "the rows have the bits of the whole call's");
         }));
-        if (s.keys.tokens > 0) CHECK(std::equal(last.data(), last.data() + last.shape().size(), over.data()));
+        CHECK(std::equal(last.data(), last.data() + last.shape().size(), over.data()));
     }
 }
 
@@ -74,6 +74,21 @@ TEMPLATE_TEST_CASE("ranks: recurrent attention, cut anywhere", "[distributed]", 
             check_ranks(inputs<T>(in), [&](const row_range& r) { return rule::general<T>{some(t.log_decay, r), some(t.a, r), some(t.b, r)}; }, ranks);
         }
     }
+}
+
+TEST_CASE("ranks: recurrent attention refuses cuts that differ between ranks", "[distributed]") {
+    const auto in = random_given<float>({1, 1, 1, 50, 50, 8, 8});
+    const auto s = shapes_of(inputs<float>(in));
+    const std::vector<index_t> cuts{0, 20, 50, 50}, others{0, 20, 40, 50};
+    const partition parts(causal{}, s, cuts, cuts), other(causal{}, s, others, others);
+    std::vector<std::string> errors(3, nothing_thrown);
+    on_thread_ranks(3, [&](auto& ranks) {
+        const auto& own = ranks.rank() == 0 ? parts : other;
+        const tensor_part part{.tokens = own.keys(ranks.rank())};
+        errors[static_cast<std::size_t>(ranks.rank())] =
+            error_of([&] { static_cast<void>(attend(sequence_parallel{recurrent_attention{}, own}, ranks, inputs<float>(in).slice(part, part))); });
+    });
+    for (const auto& error : errors) check_says(error, {"sequence_parallel: ranks 0 and 1 differ in their cuts"});
 }
 
 TEST_CASE("ranks: recurrent attention wants one cut for queries and keys, and none waits for ever", "[distributed]") {

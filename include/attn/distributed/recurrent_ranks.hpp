@@ -7,6 +7,14 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET::detail {
 
+/// Whether a rank takes part in what goes from one to the next: those with tokens do, or all, if none has any.
+inline bool takes_part(const partition& parts, index_t rank) { return parts.keys(rank).count > 0 || parts.shapes().keys.tokens == 0; }
+/// The next rank that does, in a direction; -1, or as many as there are ranks, if there is none.
+inline index_t taking_part_beside(const partition& parts, index_t rank, index_t direction) {
+    for (rank += direction; rank >= 0 && rank < parts.ranks() && !takes_part(parts, rank);) rank += direction;
+    return rank;
+}
+
 template <class Rule, Scalar T>
 class rank_call<recurrent_attention<Rule>, T> {
     using operation = recurrent_attention<Rule>;
@@ -29,7 +37,12 @@ public:
                 argument_error(operation::name, "partition", "cuts queries and keys at different tokens, but they are of the same ones"));
         op.check(in);
     }
-    index_t fingerprint() const { return sizes_.by_channel * 4 + sizes_.decays * 2 + sizes_.erases; }
+    index_t fingerprint() const {
+        mixed_numbers all;
+        for (const auto cut : parts_.key_cuts().cuts) all.mix(cut);
+        all.mix(static_cast<index_t>(sizes_.by_channel), static_cast<index_t>(sizes_.decays), static_cast<index_t>(sizes_.erases));
+        return all.number();
+    }
     template <Storage S>
     static std::size_t workspace_bytes(const operation& op, const partition& parts, index_t rank, index_t concurrency) {
         return kernel::recurrent_attention<T>::workspace_bytes(parts.shapes(rank), op.rule.terms(), concurrency, true);
@@ -38,8 +51,8 @@ public:
     /// The first rank with tokens begins with the first state, the last one has the last state.
     void run(Communicator auto& ranks, const inputs<T>& in, const outputs<T>& out, const execution& run) {
         const auto own = parts_.keys(rank_);
-        if (own.count == 0) return;
-        const auto before = with_tokens(rank_, -1), next = with_tokens(rank_, 1);
+        if (!takes_part(parts_, rank_)) return;
+        const auto before = taking_part_beside(parts_, rank_, -1), next = taking_part_beside(parts_, rank_, 1);
         const kernel::recurrent_attention<T> kernel(in, out.values, op_.rule.terms(), op_.scale_for(in.keys.shape().channels));
         const bool is_last = next == parts_.ranks();
         for (index_t number = 0; number < std::ssize(states_); ++number) {
@@ -56,11 +69,6 @@ public:
     }
 
 private:
-    /// The next rank that has tokens in a direction; -1, or as many as there are ranks, if none has.
-    index_t with_tokens(index_t rank, index_t direction) const {
-        for (rank += direction; rank >= 0 && rank < parts_.ranks() && parts_.keys(rank).count == 0;) rank += direction;
-        return rank;
-    }
     std::span<std::byte> bytes_of(index_t number) const {
         return memory_.bytes().subspan(static_cast<std::size_t>(number) * bytes_of_state_, bytes_of_state_);
     }
