@@ -1,4 +1,4 @@
-// expect: over ranks, softmax attention has a gradient
+// expect: over ranks, softmax attention, if its products are not rounded, and recurrent attention have a gradient
 #include <attn/attention/linear_attention.hpp>
 #include <attn/distributed/backward.hpp>
 #include <attn/distributed/thread_communicator.hpp>

@@ -7,7 +7,8 @@
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
 /// Memory: the states of a segment of 1024 tokens and one state for each segment, for each thread. Time: as a forward call or two of the
-/// states, and some 5 products more.
+/// states, and some 5 products more. Of a sequence in pieces that begin at multiples of 16 tokens, with the gradient of each one's first
+/// state given to the one before as that of its last, the bits are those of the whole.
 template <class Rule, Scalar T>
 struct detail::backward_of<recurrent_attention<Rule>, T> {
     static std::size_t workspace_bytes(const auto& op, const input_shapes& s, index_t concurrency) {

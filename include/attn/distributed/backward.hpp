@@ -1,20 +1,14 @@
-// The gradient of softmax attention over a sequence whose tokens lie on several ranks.
+// The gradient of attention over a sequence whose tokens lie on several ranks: here that of softmax attention.
 #pragma once
 
 #include "../attention/softmax_backward.hpp"
 #include "gradient_return.hpp"
+#include "recurrent_gradient_ranks.hpp"
 #include "sequence_parallel.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
 namespace detail {
-
-/// How a rank does its part of an operator's gradient: specialised for each that can be, as rank_call is.
-template <class A, Scalar T>
-class rank_gradient {
-    static_assert(!std::same_as<A, A>,
-                  "attn: over ranks, softmax attention has a gradient, if its products are not rounded; other operators have none yet");
-};
 
 template <Pattern P, ScoreFunction S, Scalar T>
 class rank_gradient<softmax_attention<P, S, unrounded_products>, T> {
@@ -215,16 +209,22 @@ std::size_t backward_workspace_bytes(const sequence_parallel<A>& op, index_t ran
     return detail::rank_gradient<A, T>::workspace_bytes(op.op, op.partition, rank, run.concurrency());
 }
 
-/// The gradient of a loss with respect to what a rank has of q, k and v, and to the sinks and the score function's parameters: as
-/// `backward` of softmax attention on one machine, of the rank's own rows of what the call wrote and of the gradients that are given. All
-/// ranks call it. Keys and values travel as in the call itself; what each rank's queries give to their gradients goes back to who holds
-/// them, in T, and is added up there in the order of ranks; what a rank does not want is not sent to it. Gradients of sinks and parameters,
-/// all of which every rank wants or none, are summed over the ranks, and then the same on all of them.
-/// The result has the same bits from run to run, for every communicator, executor and number of threads; with other ranks or cuts it is
-/// rounded otherwise. A rank computes with some thousand keys at a time, and waits for who holds them where more than eight such pieces
-/// have not been taken back: under a causal pattern on many ranks, where the holder gets to its keys later. Memory beyond that of the call
-/// on one machine: that of the call over ranks, the gradients of eight pieces, what two ranks send of one, and the gradient of the queries
-/// a second time. Throws as the call does.
+/// The gradient of a loss with respect to what a rank has of what the call read: as `backward` on one machine, of the rank's own rows of
+/// what the call wrote and of the gradients that are given. All ranks call it. Throws as the call does.
+/// - softmax_attention, of q, k and v, the sinks and the score function's parameters: keys and values travel as in the call itself; what
+///   each rank's queries give to their gradients goes back to who holds them, in T, and is added up there in the order of ranks; what a
+///   rank does not want is not sent to it. Gradients of sinks and parameters, all of which every rank wants or none, are summed over the
+///   ranks, and then the same on all of them. The result has the same bits from run to run, for every communicator, executor and number of
+///   threads; with other ranks or cuts it is rounded otherwise. A rank computes with some thousand keys at a time, and waits for who holds
+///   them where more than eight such pieces have not been taken back: under a causal pattern on many ranks, where the holder gets to its
+///   keys later. Memory beyond that of the call on one machine: that of the call over ranks, the gradients of eight pieces, what two ranks
+///   send of one, and the gradient of the queries a second time.
+/// - recurrent_attention, of q, k and v, of what the rule takes of each token and of the first state: states go from rank to rank as in the
+///   call itself, and then their gradients from the last to the first, a head after the other. The gradient of the last state is read on
+///   the last rank with tokens, that of the first written on the first. The result has the bits of one machine, wherever the sequence is
+///   cut: a chunk of 16 tokens that lies on several ranks is computed on the one that holds its first. Numbers that the batch or heads
+///   share are a token's, and so are their sums. Memory beyond that of the call on one machine: three states for each batch entry and kv
+///   head, and what the tokens of a few chunks have. Time beyond it: that of one more call without queries.
 template <Attention A, Scalar T, Communicator C>
 void backward(const sequence_parallel<A>& op, C& ranks, const inputs<T>& in, const std::type_identity_t<saved_outputs<T>>& saved,
               const std::type_identity_t<output_gradients<T>>& d_out, const std::type_identity_t<gradients_of<A, T>>& wanted,

@@ -17,6 +17,13 @@ struct rank_call {
     static_assert(!std::same_as<A, A>, "attn: sequence_parallel does not know this operator: its documentation names those that it takes");
 };
 
+/// How a rank does its part of an operator's gradient: specialised for each that can be, as rank_call is.
+template <class A, Scalar T>
+class rank_gradient {
+    static_assert(!std::same_as<A, A>, "attn: over ranks, softmax attention, if its products are not rounded, and recurrent attention have "
+                                       "a gradient; other operators have none yet");
+};
+
 /// Inputs of the shapes and positions of the whole call, stored as a rank's are, to check against: nothing of them can be read.
 template <Scalar T>
 inputs<T> whole_inputs(const partition& parts, const inputs<T>& in) {

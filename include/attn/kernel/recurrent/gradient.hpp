@@ -20,22 +20,33 @@ public:
 
     static std::size_t workspace_bytes(const input_shapes& s, const recurrent_terms<T>& terms, index_t concurrency) {
         const auto shared = detail::bytes_taken([&](detail::scratch& memory) { term_gradients<T>(terms, {}, s.keys).take(memory); });
-        return detail::bytes_for_threads(concurrency, bytes_of_worker(s, terms)) + shared;
+        return worker_bytes(s, terms, concurrency) + shared;
+    }
+    /// Of that, what the threads work in.
+    static std::size_t worker_bytes(const input_shapes& s, const recurrent_terms<T>& terms, index_t concurrency) {
+        return detail::bytes_for_threads(concurrency, bytes_of_worker(s, terms));
     }
 
     /// memory: workspace_bytes of it.
     void operator()(const execution& run, std::byte* memory) const {
         const auto s = shapes_of(in_);
-        const detail::slices slices(memory, bytes_of_worker(s, terms_));
-        detail::scratch behind(memory + detail::bytes_for_threads(run.concurrency(), bytes_of_worker(s, terms_)));
+        detail::scratch behind(memory + worker_bytes(s, terms_, run.concurrency()));
         term_gradients<T> of_terms(terms_, wanted_, s.keys);
         of_terms.take(behind);
-        run.for_each(s.keys.batch * s.keys.heads, [&](index_t task, index_t slice) {
+        (*this)(of_terms.own(), {0, s.keys.batch * s.keys.heads}, run, memory);
+        of_terms.sum();
+    }
+    /// Of some of the batch entries and kv heads, counted head by head. to: where those of the terms go, of each head by itself. memory:
+    /// worker_bytes of it.
+    void operator()(const recurrent_gradients<T>& to, const row_range& heads, const execution& run, std::byte* memory) const {
+        const auto s = shapes_of(in_);
+        const detail::slices slices(memory, bytes_of_worker(s, terms_));
+        run.for_each(heads.count, [&](index_t number, index_t slice) {
+            const auto task = heads.first + number;
             auto own = slices[slice];
             worker w(own, terms_.sizes(s), recurrent_chunks<T>::group_of(s), s.keys.tokens);
-            differentiate(w, task / s.keys.heads, task % s.keys.heads, of_terms.own());
+            differentiate(w, task / s.keys.heads, task % s.keys.heads, to);
         });
-        of_terms.sum();
     }
 
 private:
