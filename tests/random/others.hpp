@@ -39,5 +39,7 @@ outcome check_recurrent_state(draw&);
 double draw_log_decay(draw&, index_t kind);
 /// Attention over ranks.
 outcome check_ranks(draw&);
+/// Recurrent attention over ranks.
+outcome check_recurrent_over_ranks(draw&);
 
 } // namespace attn::fuzz

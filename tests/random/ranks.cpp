@@ -279,13 +279,15 @@ outcome check_linformer_over_ranks(draw& random) {
 
 outcome check_ranks(draw& random) {
     try {
-        switch (random.number(0, 4)) {
+        switch (random.number(0, 5)) {
         case 0:
             return check_linear_over_ranks(random);
         case 1:
             return check_talking_heads_over_ranks(random);
         case 2:
             return check_linformer_over_ranks(random);
+        case 3:
+            return check_recurrent_over_ranks(random);
         default:
             return check_softmax_over_ranks(random);
         }
