@@ -51,6 +51,29 @@ void check_backward(mpi_communicator& ranks, const auto& op, index_t n) {
     for (int i = 0; i < 3; ++i) require(same_bits(found[i], expected[i]), "gradients over MPI have the bits of those over threads");
 }
 
+/// Recurrent attention and its gradient are those of one machine, bit by bit.
+void check_recurrent(mpi_communicator& ranks, index_t n) {
+    const auto given = random_given<float>({1, 4, 2, n, n, 8, 4});
+    const inputs<float> in(given);
+    const auto decays = retention_log_decays<float>(2, n);
+    const auto of = [&](const row_range& rows) { return recurrent_attention{.rule = rule::gated<float>{decays.view().slice({.tokens = rows})}}; };
+    const auto d_out = random_tensor<float>({1, 4, n, 4}, 17);
+    tensor<float> dq(in.queries.shape()), dk(in.keys.shape()), dv(in.values.shape()), d_decays(decays.shape());
+    const auto whole = of({0, n});
+    const auto out = attend(whole, in);
+    backward(whole, in, {out}, {d_out}, {{dq, dk, dv}, d_decays});
+
+    const partition parts(causal{}, shapes_of(in), ranks.size());
+    const auto rows = parts.keys(ranks.rank());
+    const tensor_part part{.tokens = rows};
+    const auto over = sequence_parallel{of(rows), parts};
+    const auto own_out = attend(over, ranks, in.slice(part, part));
+    tensor<float> own_dq({1, 4, rows.count, 8}), own_dk({1, 2, rows.count, 8}), own_dv({1, 2, rows.count, 4}), own_d_decays({1, 2, rows.count, 1});
+    backward(over, ranks, in.slice(part, part), {own_out}, {d_out.view().slice(part)}, {{own_dq, own_dk, own_dv}, own_d_decays});
+    const auto same = [&](const tensor<float>& own, const tensor<float>& all) { return same_bits(own, rows_of(all, rows.first, rows.count)); };
+    require(same(own_out, out) && same(own_dq, dq) && same(own_dk, dk) && same(own_dv, dv) && same(own_d_decays, d_decays), "recurrent attention and its gradient have the bits of one machine");
+}
+
 void check_errors(mpi_communicator& ranks) {
     const index_t n = 100;
     const auto in = random_given<float>({1, 1, 1, n, n, 8, 4});
@@ -101,6 +124,8 @@ void check_all() {
     check_call<float>(ranks, simplified_linear_attention{.convolution = {.weights = weights, .height = 50, .width = 60}}, 3'000, 2);
     check_backward(ranks, softmax_attention{.pattern = causal{}}, 9'500);
     check_backward(short_messages, softmax_attention{.pattern = local{400}}, 1'000);
+    check_recurrent(ranks, 1'001);
+    check_recurrent(short_messages, 37);
     const auto mix = random_tensor<double>({1, 1, 4, 4}, 3);
     check_call<float>(short_messages, talking_heads_attention<local>{.logits_mix = mix, .weights_mix = mix, .pattern = local{300}}, 900, 2);
     const auto matrix = random_tensor<float>({1, 2, 30, 3'001}, 4);
