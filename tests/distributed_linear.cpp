@@ -4,6 +4,9 @@
 #include "rank_checks.hpp"
 #include "sequence_checks.hpp"
 
+#include <attn/attention/cosformer_features.hpp>
+#include <attn/attention/performer_features.hpp>
+#include <attn/attention/random_projection.hpp>
 #include <attn/distributed/thread_communicator.hpp>
 #include <attn/parallel/thread_pool.hpp>
 #include <attn/pattern/causal.hpp>
@@ -15,6 +18,20 @@ namespace attn::testing {
 using namespace pattern;
 
 namespace {
+
+/// A map of a user's own, which knows the position.
+struct squares_and_place {
+    index_t features(index_t channels) const { return channels + 1; }
+    template <class S>
+    void operator()(std::span<const S> x, index_t position, std::span<S> to) const {
+        for (std::size_t c = 0; c < x.size(); ++c) to[c] = x[c] * x[c];
+        to[x.size()] = S(1) / static_cast<S>(1 + (position < 0 ? -position : position) % 8);
+    }
+    template <class S>
+    void gradient(std::span<const S> x, index_t, std::span<const S> of_features, std::span<S> to) const {
+        for (std::size_t c = 0; c < x.size(); ++c) to[c] = S(2) * x[c] * of_features[c];
+    }
+};
 
 template <Scalar T>
 void check_linear(const auto& op, const inputs<T>& in, const std::vector<index_t>& some_ranks) {
@@ -38,6 +55,62 @@ TEST_CASE("ranks: linear attention", "[distributed]") {
     check_linear(linear_attention{.pattern = lengths{lengths_of}}, inputs<T>(in), some);
     check_linear(linear_attention{.pattern = causal{} & lengths{lengths_of}}, inputs<T>(in), some);
     check_linear(linear_attention{.feature_map = relu{}, .pattern = prefix{3'000}}, inputs<T>(in), some);
+}
+
+TEMPLATE_TEST_CASE("ranks: linear attention with features of whole vectors", "[distributed]", ATTN_TEST_NUMBERS) {
+    using T = TestType;
+    const std::vector<index_t> some{1, 2, 3, 7};
+    const auto with_maps = [&](const auto& given, const auto& pattern) {
+        const inputs<T> in(given);
+        tensor<T> directions({1, 1, 21, in.keys.shape().channels});
+        fill_orthogonal_directions(directions.view(), 3);
+        using P = std::remove_cvref_t<decltype(pattern)>;
+        const performer_features performer{directions};
+        check_linear(linear_attention<performer_features<T>, P>{.feature_map = performer, .pattern = pattern}, in, some);
+        check_linear(linear_attention<cosformer_features, P>{.feature_map = {.length = 20'000}, .pattern = pattern}, in, some);
+        check_linear(linear_attention<squares_and_place, P>{.pattern = pattern, .normalise = false, .scale = 0.1}, in, some);
+    };
+    for (const index_t n : {0, 1, 6, 97, 700}) {
+        const auto given = random_given<T>({2, 4, 2, n, n, 9, 17});
+        with_maps(given, dense{});
+        with_maps(given, causal{});
+    }
+    const std::vector<index_t> lengths_of{30, 4'900}, none{0, 0};
+    const auto given = random_given<T>({2, 2, 1, 5'001, 5'001, 8, 12});
+    with_maps(given, lengths{lengths_of});
+    with_maps(given, lengths{none});
+    with_maps(given, causal{} & lengths{lengths_of});
+    with_maps(given, prefix{3'000});
+    const auto fewer = random_given<T>({1, 2, 2, 30, 5'000, 8, 16, {.first_query = 2'000, .first_key = -700}}); // ranks may have keys and no queries
+    with_maps(fewer, dense{});
+    with_maps(fewer, causal{});
+}
+
+TEST_CASE("ranks: the features of a key are by the largest number of all keys, which one rank may hold", "[distributed]") {
+    auto given = random_given<float>({1, 2, 2, 300, 300, 8, 8});
+    for (index_t c = 0; c < 8; ++c) given.keys(0, 1, 250, c) *= 9;
+    tensor<float> directions({1, 1, 40, 8});
+    fill_orthogonal_directions(directions.view(), 3);
+    const linear_attention op{.feature_map = performer_features{directions}};
+    check_linear(op, inputs<float>(given), {2, 5});
+    const partition parts(op.pattern, shapes_of(inputs<float>(given)), 3);
+    check_failures("sequence_parallel", 3, [&](auto& communicator, auto& executor) {
+        const tensor_part part{.tokens = parts.queries(communicator.rank())};
+        static_cast<void>(attend(sequence_parallel{op, parts}, communicator, inputs<float>(given).slice(part, part), executor));
+    });
+    const auto errors = [&](index_t features) {
+        std::vector<std::string> all(3, nothing_thrown);
+        on_thread_ranks(3, [&](auto& ranks) {
+            tensor<float> own({1, 1, ranks.rank() == 1 ? features : 40, 8});
+            fill_orthogonal_directions(own.view(), 3);
+            const linear_attention other{.feature_map = performer_features{own}};
+            const tensor_part part{.tokens = parts.queries(ranks.rank())};
+            all[static_cast<std::size_t>(ranks.rank())] =
+                error_of<std::exception>([&] { static_cast<void>(attend(sequence_parallel{other, parts}, ranks, inputs<float>(given).slice(part, part))); });
+        });
+        return all;
+    };
+    for (const auto& error : errors(41)) check_says(error, {"sequence_parallel: ranks 0 and 1 differ in "});
 }
 
 TEST_CASE("ranks: linear attention at other positions, of other keys than queries, of 16-bit numbers", "[distributed]") {

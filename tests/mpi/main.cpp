@@ -120,6 +120,9 @@ void check_all() {
     }
     check_call<float>(ranks, linear_attention{}, 5'000, 1);
     check_call<double>(ranks, linear_attention{.pattern = causal{}}, 700, 2);
+    tensor<float> directions({1, 1, 40, 16});
+    fill_orthogonal_directions(directions.view(), 3);
+    check_call<float>(ranks, linear_attention{.feature_map = performer_features{directions}}, 700, 2);
     const auto weights = random_tensor<float>({1, 8, 3, 5}, 3);
     check_call<float>(ranks, simplified_linear_attention{.convolution = {.weights = weights, .height = 50, .width = 60}}, 3'000, 2);
     check_backward(ranks, softmax_attention{.pattern = causal{}}, 9'500);

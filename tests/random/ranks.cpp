@@ -4,9 +4,12 @@
 #include "others.hpp"
 #include "softmax.hpp"
 
+#include <attn/attention/cosformer_features.hpp>
 #include <attn/attention/linear_attention.hpp>
 #include <attn/attention/linformer_attention.hpp>
+#include <attn/attention/performer_features.hpp>
 #include <attn/attention/pooling.hpp>
+#include <attn/attention/random_projection.hpp>
 #include <attn/attention/simplified_linear_attention.hpp>
 #include <attn/attention/talking_heads_attention.hpp>
 #include <attn/distributed/backward.hpp>
@@ -209,7 +212,7 @@ outcome check_softmax_over_ranks(draw& random) {
 }
 outcome check_linear_over_ranks(draw& random) {
     auto size = draw_sizes_over_ranks(random);
-    const auto kind = random.number(0, 3);
+    const auto kind = random.number(0, 5);
     if (kind == 3) size.keys = size.queries;
     std::vector<index_t> length;
     for (index_t b = 0; b < size.batch; ++b) length.push_back(std::max<index_t>(0, size.first_key[0] + random.number(0, size.keys)));
@@ -227,6 +230,17 @@ outcome check_linear_over_ranks(draw& random) {
     case 2:
         result.name += "; linear, relu, causal";
         result.problem = t.check(linear_attention{.feature_map = relu{}, .pattern = causal{}});
+        break;
+    case 4: {
+        tensor<T> directions({1, 1, random.number(1, 40), size.key_dim});
+        fill_orthogonal_directions(directions.view(), 3);
+        result.name += joined("; linear, performer's features of ", directions.shape(), ", lengths");
+        result.problem = t.check(linear_attention{.feature_map = performer_features{directions}, .pattern = lengths{length}});
+        break;
+    }
+    case 5:
+        result.name += "; linear, cosformer's features, causal";
+        result.problem = t.check(linear_attention{.feature_map = cosformer_features{.length = 20'000}, .pattern = causal{}});
         break;
     default: {
         depthwise_convolution<T> convolution{.height = 1, .width = size.queries};

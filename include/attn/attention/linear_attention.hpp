@@ -56,7 +56,7 @@ struct linear_attention {
     }
     template <Scalar T>
         requires VectorFeatureMap<F>
-    std::size_t workspace_bytes(const input_shapes& s, index_t concurrency) const {
+    std::size_t workspace_bytes(const input_shapes& s, index_t concurrency, const detail::linear_rows<T>* = nullptr) const {
         detail::scratch own;
         const vectors<T> mapped(own, feature_map, s, concurrency);
         return own.used_bytes() +
@@ -64,16 +64,7 @@ struct linear_attention {
     }
     template <Scalar T>
     void forward(const inputs<T>& in, const outputs<T>& out, const execution& run) const {
-        if constexpr (FeatureMap<F>) {
-            with_kernel(in, detail::all_rows(in), run, [&](const auto& kernel, std::byte* memory) { kernel(in, out, run, memory); });
-        } else {
-            std::byte* const memory = run.workspace().bytes().data();
-            detail::scratch own(memory);
-            vectors<T> mapped(own, feature_map, shapes_of(in), run.concurrency());
-            mapped.prepare(in, pattern, run);
-            kernel_of_vectors<T>(mapped.queries, mapped.keys, pattern, normalisation())(mapped.unread(in), out, run,
-                                                                                        memory + own.used_bytes());
-        }
+        with_kernel(in, detail::all_rows(in), run, [&](const auto& kernel, std::byte* memory) { kernel(in, out, run, memory); });
     }
     /// f(what computes it: a kernel::linear_attention; the memory for it).
     template <Scalar T>
@@ -81,6 +72,32 @@ struct linear_attention {
     void with_kernel(const inputs<T>& in, const detail::linear_rows<T>& rows, const execution& run, const auto& f) const {
         const features<T> queries{in.queries, feature_map}, keys{rows.keys, feature_map, {}, rows.first_key};
         f(kernel_of<T>(queries, keys, pattern, normalisation()), run.workspace().bytes().data());
+    }
+    template <Scalar T>
+        requires VectorFeatureMap<F>
+    void with_kernel(const inputs<T>& in, const detail::linear_rows<T>& rows, const execution& run, const auto& f) const {
+        std::byte* const memory = run.workspace().bytes().data();
+        detail::scratch own(memory);
+        vectors<T> mapped(own, feature_map, shapes_of(in), run.concurrency());
+        mapped.prepare(in, pattern, run, rows.key_maxima);
+        const kernel_of_vectors<T> kernel(mapped.queries, mapped.keys, pattern, normalisation());
+        f(detail::kernel_of_mapped<kernel_of_vectors<T>, vectors<T>>{kernel, mapped}, memory + own.used_bytes());
+    }
+    /// Whether a key's features depend on what a map of vectors takes of all keys.
+    template <Scalar T>
+    static constexpr bool shares_key_maxima() {
+        if constexpr (VectorFeatureMap<F>) return vectors<T>::shares_maxima;
+        else return false;
+    }
+    /// Writes that, of each head of keys, and of those keys that of(batch) says.
+    template <Scalar T>
+    void find_key_maxima(const inputs<T>& in, const auto& of, const execution& run, std::span<T> to) const {
+        detail::scratch own(run.workspace().bytes().data());
+        vectors<T> mapped(own, feature_map, shapes_of(in), run.concurrency());
+        mapped.map.prepare();
+        mapped.keys.read(in.keys, in.positions.first_key, false);
+        mapped.keys.find_maxima(of, run);
+        std::ranges::copy(mapped.keys.maxima(), to.begin());
     }
     /// What the denominator is.
     kernel::linear_normalisation normalisation() const { return {.normalise = normalise, .eps = eps, .scale = scale}; }

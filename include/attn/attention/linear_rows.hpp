@@ -5,6 +5,7 @@
 #include "attention.hpp"
 
 #include <cmath>
+#include <span>
 
 namespace attn::inline ATTN_INSTRUCTION_SET::detail {
 
@@ -28,6 +29,7 @@ struct linear_rows {
     index_t queries = 0;                         ///< of the sequence
     index_t first_query = 0;                     ///< the number of the call's first query
     stored_view<const T> convolution_input = {}; ///< as the convolution's grid numbers them, or none
+    std::span<const T> key_maxima = {};          ///< of each head of keys, what a map of vectors takes of all of them, if it is known
 };
 
 /// An operator that is a linear attention, of some rows of a longer sequence.

@@ -12,6 +12,7 @@ struct mapped_vectors {
     using map_type = typename kernel::map_of_rows<F, T>::type;
     using features_type = kernel::vector_features<T, map_type>;
     static constexpr bool causal = kernel::linear_order<T, P>::causal; ///< keys know of no others
+    static constexpr bool shares_maxima = map_type::has_maxima && !causal;
 
     map_type map;
     index_t count; ///< of features
@@ -19,14 +20,16 @@ struct mapped_vectors {
 
     mapped_vectors(scratch& memory, const F& phi, const input_shapes& s, index_t concurrency)
         : map(memory, phi, s.keys.channels), count(phi.features(s.keys.channels)),
-          queries(memory, map, s.queries, count, false, concurrency),
-          keys(memory, map, s.keys, count, map_type::has_maxima && !causal, concurrency) {}
+          queries(memory, map, s.queries, count, false, concurrency), keys(memory, map, s.keys, count, shares_maxima, concurrency) {}
     mapped_vectors(const mapped_vectors&) = delete; // they refer to the map
 
-    void prepare(const inputs<T>& in, const P& pattern, const execution& run) {
+    /// key_maxima: of each head of keys, if they are known.
+    void prepare(const inputs<T>& in, const P& pattern, const execution& run, std::span<const T> key_maxima = {}) {
         map.prepare();
-        queries.prepare(in.queries, in.positions.first_query, false, seeing(in, pattern), run);
-        keys.prepare(in.keys, in.positions.first_key, causal, seen(in, pattern), run);
+        queries.read(in.queries, in.positions.first_query, false);
+        keys.read(in.keys, in.positions.first_key, causal);
+        if (key_maxima.empty()) keys.find_maxima(seen(in, pattern), run);
+        else std::ranges::copy(key_maxima, keys.maxima().begin());
     }
     /// The shapes of a call on features.
     static input_shapes shapes(input_shapes s, index_t features) {
@@ -62,6 +65,16 @@ struct mapped_vectors {
             return kernel::taking_part{0, rows == 0 ? 0 : kernel::linear_order<T, P>{in, pattern}.seen_by(b, rows - 1)};
         };
     }
+};
+
+/// A kernel that reads features, called with the vectors that these are of.
+template <class Kernel, class Mapped>
+struct kernel_of_mapped {
+    const Kernel& kernel;
+    const Mapped& mapped;
+
+    void operator()(const auto& in, const auto&... more) const { kernel(mapped.unread(in), more...); }
+    void add_keys(const auto& in, const auto&... more) const { kernel.add_keys(mapped.unread(in), more...); }
 };
 
 } // namespace attn::detail

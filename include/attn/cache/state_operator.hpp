@@ -1,6 +1,7 @@
 // Which linear attentions have a state, and of what shape.
 #pragma once
 
+#include "../attention/feature_map.hpp"
 #include "../attention/linear_rows.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
@@ -31,7 +32,8 @@ inline void check_layout(std::string_view operation, const state_layout& l, std:
 
 /// A causal linear attention: what lies behind its queries is a sum over keys.
 template <class Op, class T>
-concept HasLinearState = Attention<Op> && TakesLinearRows<Op, T> && std::same_as<decltype(Op::pattern), causal>;
+concept HasLinearState = Attention<Op> && TakesLinearRows<Op, T> && std::same_as<decltype(Op::pattern), causal> &&
+                         !requires { requires VectorFeatureMap<decltype(Op::feature_map)>; };
 
 /// Says what has a linear_state, where an operator has none.
 template <class Op, class T>

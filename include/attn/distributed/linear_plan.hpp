@@ -16,7 +16,8 @@ public:
     using order = kernel::linear_order<T, P>;
     static constexpr index_t keys_of_span() { return kernel::span_sums<T>::span; }
 
-    linear_plan(const P& pattern, const partition& parts) : pattern_(pattern), parts_(parts) {}
+    /// features: how many a key has.
+    linear_plan(const P& pattern, const partition& parts, index_t features) : pattern_(pattern), parts_(parts), features_(features) {}
 
     /// All keys, and a rank's queries.
     input_shapes shapes(index_t rank) const {
@@ -27,6 +28,10 @@ public:
     /// The keys that the first row of a rank takes as a sum.
     index_t summed(index_t rank, index_t b) const {
         return with_order(rank, [&](const order& rows) { return rows.absorbed_by(b, 0); });
+    }
+    /// The keys that queries see, where all see the same.
+    index_t seen(index_t b) const {
+        return with_order(0, [&](const order& rows) { return rows.seen_by(b, 0); });
     }
     index_t first_with_queries() const { return with_queries_after(-1); }
     /// The next rank that has rows; as many as there are ranks if none has.
@@ -87,7 +92,8 @@ public:
 private:
     /// f(order of a rank's rows).
     auto with_order(index_t rank, const auto& f) const {
-        const auto s = shapes(rank);
+        auto s = shapes(rank);
+        s.queries.channels = s.keys.channels = features_;
         const inputs<T> in{{nullptr, s.queries, {}},
                            {nullptr, s.keys, {}},
                            {nullptr, s.values, {}},
@@ -102,6 +108,7 @@ private:
 
     const P& pattern_;
     const partition& parts_;
+    index_t features_;
 };
 
 } // namespace attn::detail

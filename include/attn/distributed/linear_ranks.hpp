@@ -18,10 +18,14 @@ class rank_call<Op, T> {
     using states = kernel::linear_states<T>;
     static constexpr bool causal = plan_type::order::causal;
     static constexpr bool has_convolution = requires(const Op& op) { op.convolution; };
+    static constexpr bool shares_maxima = [] {
+        if constexpr (requires { Op::template shares_key_maxima<T>(); }) return Op::template shares_key_maxima<T>();
+        else return false;
+    }();
 
 public:
     rank_call(const Op& op, const partition& parts, index_t rank, const inputs<T>& in)
-        : op_(op), parts_(parts), rank_(rank), plan_(op.pattern, parts), key_plan_(parts.key_cuts(), plan_.key_rows()),
+        : op_(op), parts_(parts), rank_(rank), plan_(op.pattern, parts, features(op, parts)), key_plan_(parts.key_cuts(), plan_.key_rows()),
           memory_(key_plan_, rank, in), convolved_(convolved(in)), halo_plan_(halo_plan()), halo_(halo_plan_, rank, convolved_) {
         taken_of(sums_memory_, [&](scratch& memory) { lay_out(memory); });
     }
@@ -40,10 +44,10 @@ public:
         }
         whole.check(whole_inputs(parts, in));
     }
-    index_t fingerprint() const { return key_plan_.fingerprint() ^ halo_plan_.fingerprint(); }
+    index_t fingerprint() const { return key_plan_.fingerprint() ^ halo_plan_.fingerprint() ^ features(op_, parts_); }
     template <Storage U>
     static std::size_t workspace_bytes(const Op& op, const partition& parts, index_t rank, index_t concurrency) {
-        const plan_type plan(op.pattern, parts);
+        const plan_type plan(op.pattern, parts, features(op, parts));
         auto keys = parts.shapes().keys;
         keys.tokens = plan.key_rows()[static_cast<std::size_t>(rank)].count;
         const linear_rows<T> rows{{nullptr, keys, {}}, 0, parts.shapes().queries.tokens};
@@ -67,6 +71,11 @@ public:
             .run([&](index_t, const row_range& read, const auto&, const auto& tokens) {
                 rows.convolution_input = tokens.slice(as_rows_from(read.first, n));
             });
+        std::exception_ptr unknown;
+        if constexpr (shares_maxima) {
+            unknown = find_maxima(ranks, in, run);
+            rows.key_maxima = maxima_;
+        }
         bool passed_on = false;
         const auto pass_on = [&](const auto& add_keys) {
             passed_on = true;
@@ -74,6 +83,7 @@ public:
             else if (numbers() > 0) share(ranks, add_keys, run);
         };
         const auto failure = failure_of([&] {
+            if (unknown) std::rethrow_exception(unknown);
             op_.with_kernel(own, rows, run, [&](const auto& kernel, std::byte* memory) {
                 pass_on([&](index_t number, index_t first, index_t end, index_t slice, const auto& to) {
                     if (first < end) kernel.add_keys(own, number / kv_heads(), number % kv_heads(), first, end, slice, memory, to);
@@ -87,6 +97,12 @@ public:
     }
 
 private:
+    /// How many a key has.
+    static index_t features(const Op& op, const partition& parts) {
+        const auto channels = parts.shapes().keys.channels;
+        if constexpr (requires { op.feature_map.features(channels); }) return op.feature_map.features(channels);
+        else return channels;
+    }
     index_t kv_heads() const { return parts_.shapes().keys.heads; }
     /// How many sums there are: one for each batch entry and kv head.
     index_t numbers() const { return parts_.shapes().queries.batch * kv_heads(); }
@@ -113,13 +129,34 @@ private:
         return {reads_values() ? parts_.key_cuts() : parts_.query_cuts(), read};
     }
     void lay_out(scratch& memory) {
-        const auto &k = parts_.shapes().keys, &v = parts_.shapes().values;
-        const auto some = [&](index_t count) { return states::take(memory, count, k.channels, v.channels); };
+        const auto some = [&](index_t count) {
+            return states::take(memory, count, features(op_, parts_), parts_.shapes().values.channels);
+        };
         sums_ = some(numbers());
         spans_ = causal ? sums_ : some(numbers() * plan_.span_count(rank_));
         next_ = causal ? some(numbers()) : sums_;
     }
 
+    /// Finds what a map of vectors takes of all keys: the largest number of each head, of those that each rank holds. Returns what that has
+    /// thrown: who has failed still tells the others.
+    template <Communicator C>
+    std::exception_ptr find_maxima(C& ranks, const inputs<T>& in, const execution& run) {
+        maxima_.assign(static_cast<std::size_t>(numbers()), -std::numeric_limits<T>::infinity());
+        const auto held = parts_.keys(rank_);
+        const auto failure = failure_of([&] {
+            const auto of = [&](index_t b) { return kernel::taking_part{0, common_rows(held, {0, plan_.seen(b)}).count}; };
+            op_.find_key_maxima(in, of, run, std::span<T>(maxima_));
+        });
+        const auto all = all_gather(ranks, std::as_bytes(std::span<const T>(maxima_)));
+        std::vector<T> of_rank(maxima_.size());
+        for (index_t rank = 0; rank < parts_.ranks(); ++rank) {
+            std::memcpy(of_rank.data(), all.data() + static_cast<std::size_t>(rank) * of_rank.size() * sizeof(T),
+                        of_rank.size() * sizeof(T));
+            for (std::size_t n = 0; n < of_rank.size(); ++n)
+                if (rank == 0 || of_rank[n] > maxima_[n]) maxima_[n] = of_rank[n];
+        }
+        return failure;
+    }
     /// Queries see different keys: each rank takes the sum of the keys before, and gives it with its own to the next, some heads at a time.
     void hand_on(Communicator auto& ranks, const auto& add_keys, const execution& run) {
         if (parts_.queries(rank_).count == 0) return;
@@ -190,9 +227,10 @@ private:
     key_plan halo_plan_;
     stream_memory<T> halo_;
     workspace sums_memory_;
-    states sums_;  ///< of each batch entry and head: what the rank's rows take
-    states spans_; ///< of the rank's spans
-    states next_;  ///< what the next rank is given
+    states sums_;           ///< of each batch entry and head: what the rank's rows take
+    states spans_;          ///< of the rank's spans
+    states next_;           ///< what the next rank is given
+    std::vector<T> maxima_; ///< of each batch entry and head
 };
 
 } // namespace attn::detail

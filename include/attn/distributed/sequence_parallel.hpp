@@ -22,7 +22,8 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// - linear_attention, of any feature map and pattern: sums over the keys go from rank to rank, and where all queries see the same keys
 ///   then to all. Where they see different ones, each rank adds its keys to the sum of those before, a head after the other, so that fewer
 ///   heads than ranks leave ranks waiting. Keys travel as far as a block of a sum, of 16 or 2,048 keys, reaches over a rank's border, and
-///   where rows see few; keys before the first query to its rank.
+///   where rows see few; keys before the first query to its rank. Of performer_features the largest numbers of all keys, one a head, are
+///   told first.
 /// - simplified_linear_attention and focused_linear_attention: the same, and the convolution's halo. Every rank has the whole positional
 ///   encoding, and of convolution_input what it has of the queries.
 /// - recurrent_attention: its states go from rank to rank, a head after the other, so that fewer heads than ranks leave ranks waiting. What

@@ -97,14 +97,17 @@ public:
           of_tasks_(share_maxima ? memory.take<T>(x.batch * x.heads, vector_tasks(x)) : nullptr),
           rows_(share_maxima ? memory.take<T>(concurrency, block, width_ + feature_width_) : nullptr) {}
 
-    /// Reads x from now on. without: 0 stands in the place of any maximum. Where maxima are shared they are taken of what takes part.
-    void prepare(const stored_view<const T>& x, const per_batch& first, bool without, const auto& of, const execution& run) {
+    /// Reads x from now on. without: 0 stands in the place of any maximum.
+    void read(const stored_view<const T>& x, const per_batch& first, bool without) {
         x_ = x;
         first_ = &first;
         without_ = without;
+    }
+    /// Takes the maxima of what takes part, where they are shared.
+    void find_maxima(const auto& of, const execution& run) {
         if constexpr (M::has_maxima) {
             if (!maxima_) return;
-            const auto& s = x.shape();
+            const auto& s = x_.shape();
             for_each_vector_task(s, run, of, [&](index_t task, index_t b, index_t h, const taking_part& part, index_t slice) {
                 T largest = -std::numeric_limits<T>::infinity(), maxima[block];
                 T *const staged = rows_ + slice * block * (width_ + feature_width_), *const features = staged + block * width_;
@@ -115,9 +118,15 @@ public:
                 }
                 of_tasks_[task] = largest;
             });
+            std::fill_n(maxima_, s.batch * s.heads, -std::numeric_limits<T>::infinity());
             for (index_t head = 0; head < s.batch * s.heads && s.tokens > 0; ++head)
                 maxima_[head] = *std::max_element(of_tasks_ + head * vector_tasks(s), of_tasks_ + (head + 1) * vector_tasks(s));
         }
+    }
+    /// Those of the heads, where they are shared.
+    std::span<T> maxima() const {
+        const auto& s = x_.shape();
+        return {maxima_, maxima_ ? static_cast<std::size_t>(s.batch * s.heads) : 0};
     }
     /// Numbers that a call needs to lay rows down in.
     index_t staged() const { return block * width_; }
