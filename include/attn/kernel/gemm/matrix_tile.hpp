@@ -41,32 +41,32 @@ struct matrix_tile {
     [[gnu::always_inline]] void zero() {
 #pragma GCC unroll 16
         for (int i = 0; i < Rows; ++i)
-#pragma GCC unroll 4
+#pragma GCC unroll 8
             for (int c = 0; c < Columns; ++c) sum[i][c] = lanes(T{0});
     }
     [[gnu::always_inline]] void load(const T* from, index_t row_stride) {
 #pragma GCC unroll 16
         for (int i = 0; i < Rows; ++i, from += row_stride)
-#pragma GCC unroll 4
+#pragma GCC unroll 8
             for (int c = 0; c < Columns; ++c) sum[i][c] = lanes::load(from + c * lanes::size);
     }
     /// Row i begins as factor[i] times what lies at from + i * row_stride.
     [[gnu::always_inline]] void load(const T* from, index_t row_stride, const T* factor) {
 #pragma GCC unroll 16
         for (int i = 0; i < Rows; ++i, from += row_stride)
-#pragma GCC unroll 4
+#pragma GCC unroll 8
             for (int c = 0; c < Columns; ++c) sum[i][c] = lanes::load(from + c * lanes::size) * lanes(factor[i]);
     }
     [[gnu::always_inline]] void store(T* to, index_t row_stride) const {
 #pragma GCC unroll 16
         for (int i = 0; i < Rows; ++i, to += row_stride)
-#pragma GCC unroll 4
+#pragma GCC unroll 8
             for (int c = 0; c < Columns; ++c) sum[i][c].store(to + c * lanes::size);
     }
     [[gnu::always_inline]] void add_to(T* to, index_t row_stride) const {
 #pragma GCC unroll 16
         for (int i = 0; i < Rows; ++i, to += row_stride)
-#pragma GCC unroll 4
+#pragma GCC unroll 8
             for (int c = 0; c < Columns; ++c) (lanes::load(to + c * lanes::size) + sum[i][c]).store(to + c * lanes::size);
     }
     /// sum[i][c] += sum over k < depth of phi(a(i, k)) * b(k, c), where a(i, k) = a[i * a_row + k * a_depth] is a number and b(k, c) the
@@ -79,12 +79,12 @@ struct matrix_tile {
         using operand = simd::operand_lanes<E>;
         for (; depth > 0; --depth, a += a_depth, b += b_depth) {
             operand right[std::size_t{Columns}];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
             for (int c = 0; c < Columns; ++c) right[c] = load_operands(b, c * lanes::size);
 #pragma GCC unroll 16
             for (int i = 0; i < Rows; ++i) {
                 const operand left = phi(operand(a[i * a_row]));
-#pragma GCC unroll 4
+#pragma GCC unroll 8
                 for (int c = 0; c < Columns; ++c) sum[i][c] = fma(left, right[c], sum[i][c]);
                 simd::load_in_order();
             }

@@ -68,7 +68,7 @@ struct recurrent_tile {
         if (rows.factors)
 #pragma GCC unroll 16
             for (int r = 0; r < Rows; ++r)
-#pragma GCC unroll 4
+#pragma GCC unroll 8
                 for (int c = 0; c < Columns; ++c) tile.sum[r][c] *= lanes(rows.factors[row + r]);
         for (const auto& term : rows.terms) add(term.from(row, rows.alike ? 0 : row, channel), rows.alike);
     }
@@ -78,7 +78,7 @@ struct recurrent_tile {
         if (alike) return;
         simd::unroll<Rows - 1>([&](auto s) __attribute__((always_inline)) {
             lanes value[std::size_t{Columns}];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
             for (int c = 0; c < Columns; ++c) value[c] = lanes::load(w.values + (w.seen + s()) * w.stride + c * lanes::size);
             add_later<s()>(w.weights + w.seen, value);
         });
@@ -88,7 +88,7 @@ struct recurrent_tile {
     [[gnu::always_inline]] void add_later(const T* weights, const lanes* value) {
 #pragma GCC unroll 16
         for (int r = First + 1; r < Rows; ++r)
-#pragma GCC unroll 4
+#pragma GCC unroll 8
             for (int c = 0; c < Columns; ++c) tile.sum[r][c] = fma(lanes(weights[r * recurrent_chunk + First]), value[c], tile.sum[r][c]);
     }
     /// The rows of z one after the other, each beside those before it.
@@ -98,7 +98,7 @@ struct recurrent_tile {
         tile.multiply_add(own.weights, recurrent_chunk, unit_stride{}, own.values, own.stride, own.seen);
         simd::unroll<Rows>([&](auto s) __attribute__((always_inline)) {
             lanes z[std::size_t{Columns}];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
             for (int c = 0; c < Columns; ++c) {
                 const auto at = begin + s() * own.stride + c * lanes::size;
                 z[c] = -tile.sum[s()][c];
@@ -131,11 +131,14 @@ template <int Rows, int Columns, Scalar T>
 }
 
 /// Calls f(rows, columns, row, register) for the tiles that so many rows and registers fall into, powers of two but for the tallest of the
-/// widest: how many rows and columns are integral constants. All rows of some columns come in order.
+/// widest: how many rows and columns are integral constants. All rows of some columns come in order. One row alone, a step of decoding, has
+/// eight columns: fewer sums would wait for themselves.
 template <Scalar T>
 [[gnu::always_inline]] inline void for_each_recurrent_tile(index_t count, index_t registers, const auto& f) {
     constexpr int widest = tile_traits<T>::max_columns;
     index_t reg = 0;
+    for (; count == 1 && reg + 8 <= registers; reg += 8)
+        f(std::integral_constant<int, 1>{}, std::integral_constant<int, 8>{}, index_t{0}, reg);
     const auto columns_of = [&]<int Columns>(std::integral_constant<int, Columns> columns) {
         constexpr int tallest = std::min(tile_traits<T>::max_rows(Columns), 8);
         for (; reg + Columns <= registers; reg += Columns) {
