@@ -19,11 +19,13 @@ struct narrow_pairs {
     static constexpr int size = static_cast<int>(batch::size);
     using vector = typename detail::vector_of<std::uint32_t, size>::type;
 
-    vector bits; ///< the first in the lower half
+    vector bits; ///< bfloat16: the first in the lower half
 
     static narrow_pairs load(const void* from) {
         narrow_pairs result;
         std::memcpy(&result.bits, from, sizeof result.bits);
+        if constexpr (format == narrow_format::bfloat16 && std::endian::native == std::endian::big)
+            result.bits = result.bits << 16 | result.bits >> 16;
         return result;
     }
     /// The first number of each lane.
