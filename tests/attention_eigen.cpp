@@ -3,7 +3,12 @@
 #include "catch.hpp"
 
 #include <attn/attention/eigen.hpp>
+#include <attn/attention/linear_attention.hpp>
+#include <attn/attention/linear_backward.hpp>
+#include <attn/attention/pointwise_attention.hpp>
+#include <attn/attention/pointwise_backward.hpp>
 #include <attn/attention/softmax_attention.hpp>
+#include <attn/attention/softmax_backward.hpp>
 #include <attn/parallel/thread_pool.hpp>
 #include <attn/pattern/causal.hpp>
 
@@ -20,6 +25,66 @@ template <Scalar T>
 row_major<T> random_matrix(index_t rows, index_t columns, unsigned seed) {
     const auto numbers = random_tensor<T>({.tokens = rows, .channels = columns}, seed);
     return Eigen::Map<const row_major<T>>(numbers.data(), rows, columns);
+}
+
+template <Scalar T>
+tensor<T> as_tensor(const row_major<T>& of) {
+    tensor<T> result({.tokens = of.rows(), .channels = of.cols()});
+    std::copy_n(of.data(), of.size(), result.data());
+    return result;
+}
+
+/// The views of dq, dk and dv as the gradients that an operator has.
+template <class A, Scalar T>
+gradients_of<A, T> wanted_by(const tensor_view<T>& dq, const tensor_view<T>& dk, const tensor_view<T>& dv) {
+    gradients_of<A, T> wanted;
+    wanted.queries = dq, wanted.keys = dk, wanted.values = dv;
+    return wanted;
+}
+
+/// Gradients of matrices of an order, beside which a matrix of the other order and blocks lie, against those of tensors.
+template <Scalar T, int order, DifferentiableAttention A>
+void check_gradients_of_matrices(const A& op) {
+    const auto q = random_matrix<T>(21, 9, 1), k = random_matrix<T>(30, 9, 2), v = random_matrix<T>(30, 14, 3), given = random_matrix<T>(21, 14, 4);
+    const auto of_q = as_tensor<T>(q), of_k = as_tensor<T>(k), of_v = as_tensor<T>(v), of_given = as_tensor<T>(given);
+    const inputs<T> in{of_q, of_k, of_v, top_left()};
+    constexpr bool has_rows = A::traits.has_log_sum_exp;
+    tensor<T> values({1, 1, 21, 14}), rows({1, 1, 21, 1}), tq(of_q.shape()), tk(of_k.shape()), tv(of_v.shape());
+    attend(op, in, outputs<T>{values, has_rows ? rows.view() : tensor_view<T>{}});
+    backward(op, in, {values, rows}, {of_given}, wanted_by<A, T>(tq, tk, tv));
+
+    using matrix = Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic, order>;
+    const matrix mq = q, mk = k, given_here = given;
+    matrix out(21, 14), dq(21, 9), wide = matrix::Constant(40, 60, T(7));
+    wide.block(5, 40, 30, 14) = v;
+    Eigen::Matrix<T, Eigen::Dynamic, 1> log_sum_exp(21);
+    auto dk = wide.block(1, 20, 30, 9);
+    std::vector<T> memory(30 * 14);
+    Eigen::Map<row_major<T>> dv(memory.data(), 30, 14);
+    const outputs<T> written{view(out), has_rows ? view(log_sum_exp) : tensor_view<T>{}};
+    attend(op, mq, mk, wide.block(5, 40, 30, 14), written, {}, top_left());
+    const auto holds = [](const auto& m, const tensor<T>& expected) {
+        const row_major<T> copy = m;
+        return same_bits(as_tensor<T>(copy), expected);
+    };
+    CHECK(holds(out, values));
+    if (has_rows) CHECK(holds(log_sum_exp, rows));
+    const auto check = [&] {
+        CHECK(holds(dq, tq));
+        CHECK(holds(dk, tk));
+        CHECK(holds(dv, tv));
+    };
+    const auto wanted = wanted_by<A, T>(view(dq), view(dk), view(dv));
+    backward(op, mq, mk, wide.block(5, 40, 30, 14), {view(out), view(log_sum_exp)}, {view(given_here)}, wanted, {}, top_left());
+    check();
+    CHECK((wide.topRows(1).array() == T(7)).all());
+    dq.setZero(), dk.setZero(), dv.setZero();
+    thread_pool two(2);
+    backward(op, q, mk, v, {view(out), view(log_sum_exp)}, {view(given)}, wanted, two, top_left());
+    check();
+    dk.setConstant(T(5));
+    backward(op, q, mk, v, {view(out), view(log_sum_exp)}, {view(given)}, wanted_by<A, T>(view(dq), {}, {}), {}, top_left());
+    CHECK((dk.array() == T(5)).all());
 }
 
 } // namespace
@@ -70,6 +135,47 @@ TEMPLATE_TEST_CASE("attend: positions and errors of matrices", "[attention][port
                       Contains("softmax_attention: k has shape (1, 1, 12, 7)"));
     CHECK(attend(op, row_major<TestType>(0, 8), k, v).rows() == 0);
     CHECK(attend(op, q, row_major<TestType>(0, 8), row_major<TestType>(0, 3)) == row_major<TestType>::Zero(5, 3));
+}
+
+TEMPLATE_TEST_CASE("backward: Eigen matrices of any storage have the gradients of tensors", "[attention][portable]", ATTN_TEST_NUMBERS) {
+    check_gradients_of_matrices<TestType, Eigen::RowMajor>(softmax_attention{.pattern = causal{}});
+    check_gradients_of_matrices<TestType, Eigen::ColMajor>(softmax_attention{.pattern = causal{}});
+    check_gradients_of_matrices<TestType, Eigen::RowMajor>(linear_attention{});
+    check_gradients_of_matrices<TestType, Eigen::ColMajor>(linear_attention{});
+    check_gradients_of_matrices<TestType, Eigen::RowMajor>(pointwise_attention{.weight = sigmoid{.bias = -1}});
+    check_gradients_of_matrices<TestType, Eigen::ColMajor>(pointwise_attention{.weight = sigmoid{.bias = -1}});
+}
+
+TEST_CASE("backward: matrices are named as a call shows them, and refused as tensors are", "[attention][portable]") {
+    const Eigen::MatrixXf q = random_matrix<float>(5, 8, 1), k = random_matrix<float>(12, 8, 2), v = random_matrix<float>(12, 3, 3),
+                          d_out = random_matrix<float>(5, 3, 4);
+    Eigen::MatrixXf out(5, 3), dq(5, 8), dk(12, 8), dv(12, 3), other(4, 3);
+    Eigen::VectorXf log_sum_exp(5);
+    const softmax_attention op;
+    attend(op, q, k, v, outputs<float>{view(out), view(log_sum_exp)});
+    CHECK(out == attend(op, q, k, v));
+    backward(op, q, k, v, {view(out), view(log_sum_exp)}, {view(d_out)}, {{view(dq), view(dk), view(dv)}});
+    // A weight of the values is a share of d_out: all of its rows' sums are those of d_out.
+    CHECK((dv.colwise().sum() - d_out.colwise().sum()).cwiseAbs().maxCoeff() < 1e-5f);
+    const linear_attention linear;
+    attend(linear, q, k, v, outputs<float>{view(out)});
+    backward(linear, q, k, v, {view(out)}, {view(d_out)}, {view(dq), view(dk), view(dv)});
+
+    const auto refused = [&](const auto& call, const char* why) {
+        CHECK_THROWS_AS(call(), attention_error);
+        CHECK_THROWS_WITH(call(), Contains(why));
+    };
+    refused([&] { backward(op, q, k, v, {view(out), view(log_sum_exp)}, {view(other)}, {{view(dq)}}); },
+            "softmax_attention: d_out.values has shape (1, 1, 4, 3), but the result has (1, 1, 5, 3)");
+    refused([&] { backward(op, q, k, v, {view(out)}, {view(d_out)}, {{view(dq)}}); }, "softmax_attention: saved.log_sum_exp");
+    refused([&] { backward(op, q, k, v, {view(out), view(log_sum_exp)}, {view(d_out)}, {{view(dk)}}); },
+            "softmax_attention: wanted.queries has shape (1, 1, 12, 8)");
+    refused([&] { backward(op, q, k, v.topRows(11), {view(out), view(log_sum_exp)}, {view(d_out)}, {{view(dq)}}); },
+            "softmax_attention: v has shape (1, 1, 11, 3)");
+    refused([&] { backward(op, dq, k, v, {view(out), view(log_sum_exp)}, {view(d_out)}, {{view(dq)}}); }, "overlaps q");
+    const Eigen::Matrix<Eigen::half, Eigen::Dynamic, Eigen::Dynamic> narrow = k.cast<Eigen::half>();
+    refused([&] { backward(op, q, narrow, v, {view(out), view(log_sum_exp)}, {view(d_out)}, {{view(dq)}}); },
+            "softmax_attention: k of shape (1, 1, 12, 8) is stored in 16 bits");
 }
 
 TEMPLATE_TEST_CASE("attend: tensors, views and the sequential executor", "[attention][portable]", ATTN_TEST_NUMBERS) {
