@@ -25,6 +25,7 @@
 #include "attention/pooling.hpp"
 #include "attention/products.hpp"
 #include "attention/project.hpp"
+#include "attention/project_backward.hpp"
 #include "attention/ragged_backward.hpp"
 #include "attention/random_projection.hpp"
 #include "attention/recurrent_attention.hpp"

@@ -15,27 +15,6 @@ struct shared_projection {
     using gradients = no_gradients;
 };
 
-namespace detail {
-
-/// Calls check(name, view, shape) for each gradient. Throws attention_error where there is no such parameter, or channels do not lie side
-/// by side.
-template <Scalar T, class P, class G>
-void check_projection_gradients(std::string_view operation, std::string_view member, const P& projection, const G& wanted,
-                                const auto& check) {
-    static_assert(DifferentiableProjection<P, T>, "attn: a projection has no gradient of such tokens (see attn::DifferentiableProjection)");
-    kernel::for_each_gradient(
-        projection, wanted, [&](std::string_view own, const tensor_view<T>& view, const tensor_view<const T>& parameter) {
-            const nested_name argument(member, own);
-            if (view.data() && !parameter.data())
-                detail::raise(argument_error(operation, argument, "is asked for, but there is no such parameter"));
-            check(argument, view, parameter.shape());
-            if (view.data() && view.shape().channels > 1 && view.strides().channels != 1)
-                detail::raise(shape_error(operation, argument, "of shape ", view.shape(), " needs contiguous channels"));
-        });
-}
-
-} // namespace detail
-
 /// Linformer: softmax attention over keys and values that were projected along the sequence.
 /// For q (batch, heads, n, d_k), k (batch, kv_heads, m, d_k), v (batch, kv_heads, m, d_v), and projections E and F from m tokens to fewer:
 ///     out[b, h] = softmax(scale * q[b, h] (E k[b, g])^T) (F v[b, g])            g = h / (heads / kv_heads)

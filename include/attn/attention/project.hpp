@@ -18,6 +18,33 @@ std::size_t workspace_bytes(const P& projection, const shape& tokens, const deta
 
 namespace detail {
 
+/// The tokens of one batch entry and head, of which those are visible that query 0 sees. `seen` is memory for a flag of each.
+template <Scalar T, Pattern V>
+kernel::token_rows<T> visible_tokens(const tensor_view<const T>& x, const V& pattern, index_t batch, index_t head, bool* seen) {
+    const auto& s = x.shape();
+    kernel::token_rows<T> tokens{x.rows(batch, head), s.tokens, s.channels};
+    if constexpr (!std::same_as<V, dense>) {
+        find_visible(at(pattern, batch, head), {0, 1, 1}, 0, s.tokens, seen);
+        tokens.seen = seen;
+    }
+    return tokens;
+}
+/// Calls f(row, count, whether they read a visible token) for the runs of a head's projected rows first .. end - 1, of which those that it
+/// lacks read none.
+template <Scalar T>
+void for_each_projected_run(const auto& projection, const kernel::token_rows<T>& tokens, index_t head, index_t first, index_t end,
+                            const auto& f) {
+    const auto size = projection.size(head, tokens.count);
+    const auto present = [&](index_t row) { return row < size && tokens.any_visible(projection.range(head, row, tokens.count)); };
+    for (auto row = first; row < end;) {
+        const bool has_tokens = present(row);
+        auto next = row + 1;
+        while (next < end && present(next) == has_tokens) ++next;
+        f(row, next - row, has_tokens);
+        row = next;
+    }
+}
+
 /// Throws attention_error unless these tokens can be projected so. The shape of the result.
 template <Scalar T, Projection<T> P>
 shape check_projected(const P& projection, const tensor_view<const T>& x) {
@@ -34,8 +61,8 @@ shape check_projected(const P& projection, const tensor_view<const T>& x) {
 
 /// Projects the tokens x (batch, heads, m, d) to out (batch, heads, p, d), whose channels are contiguous: an operation of its own, as
 /// before the linear layers of keys and values. The pattern says which tokens exist, as query 0 sees them; a row that reads none of them is
-/// zero, and so are rows that a head lacks. `run` as in `attend`. Throws attention_error, before anything is read or written, if shapes,
-/// parameters or a given workspace do not fit.
+/// zero, and so are rows that a head lacks. `run` as in `attend`. Its gradient is computed by project_backward.hpp. Throws attention_error,
+/// before anything is read or written, if shapes, parameters or a given workspace do not fit.
 template <TensorLike X, Projection<detail::scalar_t<X>> P, Pattern V = dense>
 void project(const P& projection, const X& from, const tensor_view<detail::scalar_t<X>>& out, const detail::call_execution& run = {},
              const V& pattern = {}) {
@@ -59,26 +86,16 @@ void project(const P& projection, const X& from, const tensor_view<detail::scala
         const auto batch = task / blocks / s.heads, head = task / blocks % s.heads, first = task % blocks * kernel::projected_rows_of_task;
         auto memory = slices[slice];
         bool* const seen = memory.take<bool>(s.tokens);
-        kernel::token_rows<T> tokens{x.rows(batch, head), s.tokens, s.channels};
-        if constexpr (!std::same_as<V, dense>) {
-            detail::find_visible(at(pattern, batch, head), {0, 1, 1}, 0, s.tokens, seen);
-            tokens.seen = seen;
-        }
-        const auto size = projection.size(head, s.tokens);
-        const auto present = [&](index_t row) { return row < size && tokens.any_visible(projection.range(head, row, s.tokens)); };
+        const auto tokens = detail::visible_tokens<T>(x, pattern, batch, head, seen);
         const auto to = out.rows(batch, head);
         const auto end = std::min(max_rows, first + kernel::projected_rows_of_task);
-        for (auto row = first; row < end;) {
-            const bool has_tokens = present(row);
-            auto next = row + 1;
-            while (next < end && present(next) == has_tokens) ++next;
+        detail::for_each_projected_run(projection, tokens, head, first, end, [&](index_t row, index_t count, bool has_tokens) {
             auto own = memory;
             const row_block<T> rows{to.data + row * to.row_stride, to.row_stride, 1};
-            if (has_tokens) projection.project(tokens, head, row, next - row, rows, own);
+            if (has_tokens) projection.project(tokens, head, row, count, rows, own);
             else
-                for (index_t r = 0; r < next - row; ++r) std::fill_n(rows.data + r * rows.row_stride, s.channels, T{0});
-            row = next;
-        }
+                for (index_t r = 0; r < count; ++r) std::fill_n(rows.data + r * rows.row_stride, s.channels, T{0});
+        });
     });
 }
 

@@ -86,6 +86,22 @@ namespace detail {
 template <class P>
 concept HasProjectionGradients = requires { typename P::template gradients<float>; };
 
+/// Calls check(name, view, shape) for each gradient. Throws attention_error where there is no such parameter, or channels do not lie side
+/// by side.
+template <Scalar T, class P, class G>
+void check_projection_gradients(std::string_view operation, std::string_view member, const P& projection, const G& wanted,
+                                const auto& check) {
+    static_assert(DifferentiableProjection<P, T>, "attn: a projection has no gradient of such tokens (see attn::DifferentiableProjection)");
+    for_each_gradient(projection, wanted, [&](std::string_view own, const tensor_view<T>& view, const tensor_view<const T>& parameter) {
+        const nested_name argument(member, own);
+        if (view.data() && !parameter.data())
+            detail::raise(argument_error(operation, argument, "is asked for, but there is no such parameter"));
+        check(argument, view, parameter.shape());
+        if (view.data() && view.shape().channels > 1 && view.strides().channels != 1)
+            detail::raise(shape_error(operation, argument, "of shape ", view.shape(), " needs contiguous channels"));
+    });
+}
+
 /// The rows of a parameter (any, heads or 1, rows, columns) from one on, of a head; of none, none.
 template <class T>
 row_block<T> rows_of_head(const tensor_view<T>& parameter, index_t head, index_t first = 0, index_t plane = 0) {

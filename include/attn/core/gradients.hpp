@@ -103,6 +103,12 @@ private:
     std::size_t size_ = 0;
 };
 
+/// Calls f(name, gradient, parameter) for each parameter that has a gradient, of what names them by a member; for none where none has.
+template <class P, class G>
+void for_each_gradient(const P& of, const G& wanted, const auto& f) {
+    if constexpr (!std::same_as<G, no_gradients>) of.for_each_gradient(wanted, f);
+}
+
 /// What a gradient is shown to: its argument, its view, the shape of what it is a gradient of, and whether channels must lie side by side.
 template <class T>
 using gradient_visit = call_ref<std::string_view, const tensor_view<T>&, const shape&, bool>;

@@ -7,12 +7,6 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
-/// Calls f(name, gradient, parameter) for each parameter of a projection that has any.
-template <class P, class G>
-void for_each_gradient(const P& projection, const G& wanted, const auto& f) {
-    if constexpr (!std::same_as<G, no_gradients>) projection.for_each_gradient(wanted, f);
-}
-
 /// The projected rows of each head: the first rows[batch * kv_heads + head / group] of them.
 struct projected_rows {
     const index_t* rows;

@@ -3,6 +3,7 @@
 
 #include "../../core/gradients.hpp"
 #include "../backward/scheduler.hpp"
+#include "../projection/gradient.hpp"
 #include "attention.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
@@ -26,9 +27,8 @@ struct linformer_gradient_work {
           keys(projected.take_rows(memory, s.keys)), values(projected.take_rows(memory, s.values)) {}
 
     static void clear_parameters(const Op& op, const auto& wanted) {
-        const auto clear = [](std::string_view, const tensor_view<T>& view, const auto&) { detail::fill_zero(view); };
-        for_each_gradient(op.key_projection, wanted.key_projection, clear);
-        for_each_gradient(op.for_values(), for_values(wanted), clear);
+        clear_parameter_gradients<T>(op.key_projection, wanted.key_projection);
+        clear_parameter_gradients<T>(op.for_values(), for_values(wanted));
     }
     static void clear(const input_gradients<T>& wanted) {
         for (const auto* view : {&wanted.queries, &wanted.keys, &wanted.values}) detail::fill_zero(*view);
@@ -38,8 +38,8 @@ struct linformer_gradient_work {
     void find_some(const Op& op, const inputs<T>& in, const saved_outputs<T>& saved, const output_gradients<T>& d_out, const auto& wanted,
                    const execution& run, const part& p) const {
         projected.project_some(op, in, run, p);
-        const bool of_keys = any_wanted(op.key_projection, wanted.key_projection),
-                   of_values = any_wanted(op.for_values(), for_values(wanted));
+        const bool of_keys = any_parameter_wanted<T>(op.key_projection, wanted.key_projection),
+                   of_values = any_parameter_wanted<T>(op.for_values(), for_values(wanted));
         const auto of_queries = work::of_queries(p, in);
         const auto if_wanted = [&](const tensor_view<T>& t, bool is) { return is ? projected.of_part(t, p) : tensor_view<T>{}; };
         const inputs<T> projected_in = projected.projected(in, p);
@@ -82,11 +82,6 @@ private:
         if constexpr (shares) return wanted.key_projection;
         else return wanted.value_projection;
     }
-    static bool any_wanted(const auto& projection, const auto& wanted) {
-        bool any = false;
-        for_each_gradient(projection, wanted, [&](std::string_view, const tensor_view<T>& view, const auto&) { any = any || view.data(); });
-        return any;
-    }
     static std::size_t bytes_of_task(const Op& op, const input_shapes& s) {
         const auto bytes = std::max(op.key_projection.template backward_workspace_bytes<T>(s.keys.tokens, s.keys.channels),
                                     op.for_values().template backward_workspace_bytes<T>(s.keys.tokens, s.values.channels));
@@ -99,8 +94,7 @@ private:
     }
     template <class P, class G>
     index_t parts_of(const side<P, G>& s) const {
-        if constexpr (std::same_as<G, no_gradients>) return 0;
-        else return s.projection.gradient_parts(projected.rows.tokens);
+        return parameter_gradient_parts(s.projection, s.wanted, projected.rows.tokens);
     }
 
     /// f(tokens, kv_head, row, count, d_out, memory) for the runs of projected rows of a head of the part.
@@ -113,19 +107,11 @@ private:
     void find_tokens(const side<P, G>& s, const part& p, index_t head, index_t slice) const {
         if (!s.to.data()) return;
         const auto own = s.to.slice({.batch = {p.b + head / p.kv_heads, 1}, .heads = {p.g + head % p.kv_heads, 1}});
-        detail::fill_zero(own);
-        for_each_run(s, p, head, slice,
-                     [&](const auto& x, index_t g, index_t row, index_t count, const auto& d_out, detail::scratch& memory) {
-                         s.projection.add_token_gradients(x, g, row, count, d_out, own.rows(0, 0), memory);
-                     });
+        find_token_gradients<T>(s.projection, own, [&](const auto& f) { for_each_run(s, p, head, slice, f); });
     }
     template <class P, class G>
     void add_parameters(const side<P, G>& s, const part& p, index_t head, index_t number, index_t slice) const {
-        if constexpr (!std::same_as<G, no_gradients>)
-            for_each_run(s, p, head, slice,
-                         [&](const auto& x, index_t g, index_t row, index_t count, const auto& d_out, detail::scratch& memory) {
-                             s.projection.add_parameter_gradients(x, g, row, count, d_out, number, s.wanted, memory);
-                         });
+        add_parameter_gradients<T>(s.projection, number, s.wanted, [&](const auto& f) { for_each_run(s, p, head, slice, f); });
     }
 };
 
