@@ -17,6 +17,7 @@ std::vector<family> all_families() {
             {"linear", check_linear},
             {"convolved", check_convolved},
             {"linformer", check_linformer},
+            {"projection", check_projection},
             {"pattern", check_pattern},
             {"norm", check_norm},
             {"convolution", check_convolution},

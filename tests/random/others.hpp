@@ -13,6 +13,8 @@ outcome check_linear(draw&);
 /// Simplified and focused linear attention, with their convolution.
 outcome check_convolved(draw&);
 outcome check_linformer(draw&);
+/// Projecting tokens by itself.
+outcome check_projection(draw&);
 /// Patterns composed at random: integers, ranges, lanes, schedules and passes agree.
 outcome check_pattern(draw&);
 /// Layer, RMS, unit, batch and rep batch norm, and the curves in their place.
