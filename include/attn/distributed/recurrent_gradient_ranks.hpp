@@ -59,17 +59,17 @@ public:
         const token_arrays<T> to{wanted.queries, wanted.keys, wanted.values, wanted.log_decay, wanted.beta, wanted.a, wanted.b};
         const auto held = parts_.keys(rank_);
         chunks_.collect(ranks, read);
-        for (auto& piece : pieces_) {
-            const bool is_split = piece.rows == chunks_.own();
-            const row_range rows{piece.rows.first - held.first, piece.rows.count};
-            piece.begin(is_split ? chunks_.read() : of_tokens(read, rows), is_split ? chunks_.written() : of_tokens(to, rows), states_);
+        for (auto& own : pieces_) {
+            const bool is_split = own.rows == chunks_.own();
+            const row_range rows{own.rows.first - held.first, own.rows.count};
+            own.begin(is_split ? chunks_.read() : of_tokens(read, rows), is_split ? chunks_.written() : of_tokens(to, rows), states_);
         }
         std::exception_ptr failure;
         if (takes_part(parts_, rank_)) {
             failure = hand_on(ranks, run);
             hand_back(ranks, wanted, run, failure);
         }
-        for (auto& piece : pieces_) piece.sums->sum();
+        for (auto& own : pieces_) own.sums->sum();
         chunks_.give_back(ranks, to);
         if (failure) std::rethrow_exception(failure);
     }
@@ -117,10 +117,10 @@ private:
         const auto before = taking_part_beside(parts_, rank_, -1), next = taking_part_beside(parts_, rank_, 1);
         const bool is_last = next == parts_.ranks();
         if (before < 0 && op_.first_state.data()) copy_numbers<T>(op_.first_state, states_at(0));
-        const auto piece = [&](index_t head) {
+        const auto relayed = [&](index_t head) {
             return relayed_bytes{before, is_last ? -1 : next, bytes_of(states_at(0), head), bytes_of(states_, head)};
         };
-        return relay(ranks, heads(), run.concurrency(), piece, [&](index_t first, index_t end) {
+        return relay(ranks, heads(), run.concurrency(), relayed, [&](index_t first, index_t end) {
             for (std::size_t n = 0; n + (is_last ? 1 : 0) < pieces_.size(); ++n) {
                 const auto in = pieces_[n].in().slice({.heads = {0, 0}}, {});
                 advance(in, {}, pieces_[n].terms, scale())({{}, pieces_[n].state, states_at(n + 1)}, {first, end - first}, run,
@@ -135,10 +135,10 @@ private:
         const bool is_last = next == parts_.ranks();
         if (is_last && wanted.d_last_state.data()) copy_numbers<T>(wanted.d_last_state, states_);
         else if (is_last) fill_zero(states_.view());
-        const auto piece = [&](index_t head) {
+        const auto relayed = [&](index_t head) {
             return relayed_bytes{is_last ? -1 : next, before, bytes_of(states_, head), bytes_of(states_, head)}; // in place
         };
-        const auto later = relay(ranks, heads(), run.concurrency(), piece, [&](index_t first, index_t end) {
+        const auto later = relay(ranks, heads(), run.concurrency(), relayed, [&](index_t first, index_t end) {
             for (auto n = failure ? 0 : pieces_.size(); n > 0; --n) {
                 const auto& own = pieces_[n - 1];
                 differentiate(own.in(), own.read[7], own.terms, own.state, own.wanted, scale())(own.sums->own(), {first, end - first}, run,
