@@ -4,6 +4,7 @@
 #include "bit_table.hpp"
 
 #include <array>
+#include <bit>
 #include <cstring>
 #include <memory>
 #include <vector>
@@ -147,7 +148,7 @@ private:
             last.push_back(static_cast<std::int32_t>(offset + end));
         }
         /// One bit for each of 64 queries from `query` on. Nothing branches, so that the compiler makes registers of it; a product gathers
-        /// eight bytes of 0 or 1, bit 8 l to bit 56 + l.
+        /// eight bytes of 0 or 1, the first the lowest, bit 8 l to bit 56 + l.
         std::uint64_t queries_that_see(std::int32_t key, index_t query) const {
             constexpr std::size_t size = 64;
             std::array<std::uint8_t, size> seen;
@@ -157,6 +158,7 @@ private:
             for (std::size_t l = 0; l < size; l += 8) {
                 std::uint64_t eight;
                 std::memcpy(&eight, seen.data() + l, 8);
+                if constexpr (std::endian::native == std::endian::big) eight = __builtin_bswap64(eight);
                 bits |= (eight * 0x0102040810204080u >> 56) << l;
             }
             return bits;
