@@ -73,6 +73,7 @@ struct linear_attention {
         const features<T> queries{in.queries, feature_map}, keys{rows.keys, feature_map, {}, rows.first_key};
         f(kernel_of<T>(queries, keys, pattern, normalisation()), run.workspace().bytes().data());
     }
+    /// The same, with features of whole vectors, for which it takes memory first.
     template <Scalar T>
         requires VectorFeatureMap<F>
     void with_kernel(const inputs<T>& in, const detail::linear_rows<T>& rows, const execution& run, const auto& f) const {
