@@ -62,10 +62,8 @@ public:
 private:
     /// What is read, and where results go, from a token on.
     void ask_for_next(recurrent_worker<T>& w, index_t batch, index_t head, index_t first) const {
-        w.ahead.clear();
+        chunks_.ask_for_keys(w, batch, head, first);
         const auto count = std::min(chunk, in_.keys.shape().tokens - first);
-        w.ahead.add(in_.keys.rows(batch, head, first), count, in_.keys.shape().channels);
-        w.ahead.add(in_.values.rows(batch, head, first), count, in_.values.shape().channels);
         chunks_.ask_for_terms(w.ahead, batch, head, first, count);
         for (auto h = head * chunks_.group(); h < (head + 1) * chunks_.group(); ++h) {
             w.ahead.add(in_.queries.rows(batch, h, first), count, in_.keys.shape().channels);
