@@ -21,6 +21,28 @@ std::uint64_t seen_of(index_t operand, index_t keys, const std::uint64_t* visibl
     return rows;
 }
 
+/// Calls f(first, end) for the runs of the numbers 0 .. count - 1 that are seen, in order. What is not seen between two of them is part of a
+/// run where it takes less time than to begin again: sums are loaded and stored for each.
+void for_each_seen_run(index_t count, const auto& seen, const auto& f) {
+    constexpr index_t short_gap = 4, word = 64;
+    index_t first = 0, end = -word;
+    for (index_t from = 0; from < count; from += word) {
+        const auto size = std::min(word, count - from);
+        std::uint64_t bits = 0;
+        for (index_t i = 0; i < size; ++i) bits |= std::uint64_t{seen(from + i)} << i;
+        while (bits != 0) {
+            const auto begin = from + std::countr_zero(bits);
+            if (begin - end >= short_gap) {
+                if (end > 0) f(first, end);
+                first = begin;
+            }
+            end = begin + std::countr_one(bits >> (begin - from));
+            bits &= ~bit_range(begin - from, end - begin);
+        }
+    }
+    if (end > 0) f(first, end);
+}
+
 /// The rows from one on, and of them so many channels: those of a tile.
 template <class E>
 row_block<const E> rows_of_tile(const row_block<const E>& values, index_t row, index_t channel, index_t) {
@@ -37,31 +59,32 @@ void add_weighted_values(softmax_state<T>& state, index_t rows, const E* weights
     using traits = tile_traits<T>;
     constexpr index_t lane_count = traits::lane_count, terms = simd::terms_of<E>;
     const auto operands = (before + keys + terms - 1) / terms;
-    const auto registers = state.value_stride / lane_count;
-    for_each_piece(registers, traits::max_columns, [&](index_t left, index_t columns) {
-        const auto channel = left * lane_count;
-        const auto add = [&](index_t row, index_t count, index_t first, index_t depth) {
+    const auto add = [&](index_t row, index_t count, index_t first, index_t depth, bool begins) {
+        for_each_piece(state.value_stride / lane_count, traits::max_columns, [&](index_t left, index_t columns) {
+            const auto channel = left * lane_count;
             multiply<T, E, Values>(count, columns,
                                    {.a = {weights + first * stride + row, 1, stride},
                                     .b = rows_of_tile(values, first, channel, columns * lane_count),
                                     .depth = depth,
                                     .c = {state.values + row * state.value_stride + channel, state.value_stride, 1},
-                                    .scale = state.has_values ? state.factor + row : nullptr},
+                                    .scale = begins && state.has_values ? state.factor + row : nullptr,
+                                    .adds = !begins},
                                    ahead);
-        };
-        // Only rows of one tile leave out what is before the first key that any of them sees, and after the last.
-        const index_t group = visible ? traits::max_rows(static_cast<int>(columns)) : rows;
+        });
+    };
+    if (visible) { // only rows of one tile leave out the keys that none of them sees
+        constexpr index_t group = traits::max_rows(traits::max_columns);
         for (index_t row = 0; row < rows; row += group) {
             const auto count = std::min(group, rows - row);
-            const auto hidden = [&](index_t operand) {
-                return visible && !(seen_of<E>(operand, keys, visible, before) & bit_range(row, count));
-            };
-            index_t first = 0, end = operands;
-            while (first < end && hidden(first)) ++first;
-            while (first < end && hidden(end - 1)) --end;
-            add(row, count, first, end - first);
+            const auto seen = [&](index_t operand) { return (seen_of<E>(operand, keys, visible, before) & bit_range(row, count)) != 0; };
+            bool begins = true;
+            const auto add_run = [&](index_t first, index_t end) { add(row, count, first, end - first, std::exchange(begins, false)); };
+            for_each_seen_run(operands, seen, add_run);
+            if (begins) add_run(0, 0);
         }
-    });
+    } else {
+        add(0, rows, 0, operands, true);
+    }
     state.has_values = true;
 }
 

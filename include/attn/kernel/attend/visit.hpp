@@ -80,6 +80,11 @@ struct visible_run {
         }
         gathered = numbers;
     }
+    /// Forgets what rows see if all of them see all keys that are left.
+    void simplify(index_t rows_of_block) {
+        const auto all = bit_range(0, rows_of_block);
+        if (rows && std::all_of(rows, rows + count, [&](std::uint64_t seen) { return seen == all; })) rows = nullptr;
+    }
     /// Calls f(first, keys) for the runs of keys that are left, `first` of them before these.
     void for_each_run(const auto& f) const {
         if (!gathered) return f(index_t{0}, keys);
@@ -124,6 +129,7 @@ public:
             for_each_visible_block(pattern, queries, pass, blocks, from, end_, [&](const key_run& keys) {
                 auto part = visible_run_of(pattern, queries, pass, keys, bits_ + count_ * block_keys_);
                 if (gathers_) part.gather(numbers_ + count_ * block_keys_);
+                part.simplify(queries.rows());
                 if (part.count > 0) parts_[count_++] = part;
             });
             if (count_ == 0) from = guess_ = first_visible_block(pattern, queries, pass, blocks, end_, end, guess_);
