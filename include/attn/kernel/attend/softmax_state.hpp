@@ -87,9 +87,10 @@ struct softmax_state {
     /// Takes in scores[keys][rows], which become weights e^(x - m), and leaves the factors by which `values` must be multiplied before the
     /// weighted values of these keys are added. rows: whole registers; or a power of two that is less than one, of which several keys' are
     /// a register. Where weights are multiplied as other operands, two of a row's in one, these take the place of scores, and l sums what
-    /// they were rounded to: so it divides what it has weighed.
+    /// they were rounded to: so it divides what it has weighed. visible: one bit per row and key, or null; registers whose rows see neither
+    /// of two keys have weights of 0, of which no exponential is made.
     template <class E = T>
-    const E* push(T* scores, index_t keys, index_t rows) {
+    const E* push(T* scores, index_t keys, index_t rows, const std::uint64_t* visible = nullptr) {
         if (rows < lanes::size) {
             push_together(scores, keys, rows);
             return reinterpret_cast<const E*>(scores);
@@ -100,7 +101,7 @@ struct softmax_state {
             const auto shrink = simd::exp_nonpositive(earlier - m);
             m.store(maximum + row);
             shrink.store(factor + row);
-            fma(lanes::load(sum + row), shrink, weigh<E>(column, keys, rows, m)).store(sum + row);
+            fma(lanes::load(sum + row), shrink, weigh<E>(column, keys, rows, m, visible, row)).store(sum + row);
         }
         return reinterpret_cast<const E*>(scores);
     }
@@ -157,7 +158,8 @@ private:
     }
     /// Scores become weights. Their sum, in the order of the keys.
     template <class E>
-    static lanes weigh(T* column, index_t keys, index_t stride, lanes m) {
+    static lanes weigh(T* column, index_t keys, index_t stride, lanes m, const std::uint64_t* visible, index_t row) {
+        const auto all = simd::lane_bits::first(lanes::size).value;
         lanes l = T{0};
         index_t j = 0;
         if constexpr (simd::terms_of<E> == 2) {
@@ -174,6 +176,11 @@ private:
         }
         for (; j + 2 <= keys; j += 2) {
             T *const a = column + j * stride, *const b = a + stride;
+            if (visible && ((visible[j] | visible[j + 1]) >> row & all) == 0) {
+                lanes(T{0}).store(a);
+                lanes(T{0}).store(b);
+                continue;
+            }
             const auto x = simd::exp_nonpositive(lanes::load(a) - m), y = simd::exp_nonpositive(lanes::load(b) - m);
             x.store(a);
             y.store(b);

@@ -13,7 +13,7 @@ struct weight_sums : softmax_state<T> {
 
     /// Takes in scores[keys][rows], which are weights but for hidden keys, whose weight is 0. rows: whole registers.
     template <class E>
-    const E* push(T* scores, index_t keys, index_t rows) {
+    const E* push(T* scores, index_t keys, index_t rows, const std::uint64_t*) {
         const lanes zero = T{0};
         for (T* at = scores; at < scores + keys * rows; at += lanes::size) {
             const auto x = lanes::load(at);

@@ -170,7 +170,7 @@ private:
         for (index_t j = 0; masked && j < part.count; ++j)
             seen_[j] = rows_not_hidden<T>(scores + j * stride, stride) & bit_range(0, block_->rows());
         std::fill(scores_, scores, state_type::hidden);
-        const E* const weights = state_.template push<E>(scores_, before + part.count, stride);
+        const E* const weights = state_.template push<E>(scores_, before + part.count, stride, visible);
         const auto add = [&](const auto& values) {
             add_weighted_values(state_, block_->rows(), weights, stride, values, part.count, visible, ahead_, before);
         };
