@@ -4,6 +4,7 @@
 #include "../gemm/matrix_tile.hpp"
 #include "../prefetch.hpp"
 #include "query_block.hpp"
+#include "seen_runs.hpp"
 #include "softmax_state.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
@@ -12,35 +13,15 @@ namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 inline std::uint64_t rows_that_see(index_t key, index_t keys, const std::uint64_t* visible) {
     return 0 <= key && key < keys ? visible[key] : 0;
 }
-/// The rows that see one of the keys of an operand.
+/// One bit for each of at most 64 operands, a key of which one of the rows sees.
 template <class E>
-std::uint64_t seen_of(index_t operand, index_t keys, const std::uint64_t* visible, index_t before) {
-    if constexpr (simd::terms_of<E> == 1) return visible[operand];
-    std::uint64_t rows = 0;
-    for (index_t t = 0; t < simd::terms_of<E>; ++t) rows |= rows_that_see(operand * simd::terms_of<E> + t - before, keys, visible);
-    return rows;
-}
-
-/// Calls f(first, end) for the runs of the numbers 0 .. count - 1 that are seen, in order. What is not seen between two of them is part of a
-/// run where it takes less time than to begin again: sums are loaded and stored for each.
-void for_each_seen_run(index_t count, const auto& seen, const auto& f) {
-    constexpr index_t short_gap = 4, word = 64;
-    index_t first = 0, end = -word;
-    for (index_t from = 0; from < count; from += word) {
-        const auto size = std::min(word, count - from);
-        std::uint64_t bits = 0;
-        for (index_t i = 0; i < size; ++i) bits |= std::uint64_t{seen(from + i)} << i;
-        while (bits != 0) {
-            const auto begin = from + std::countr_zero(bits);
-            if (begin - end >= short_gap) {
-                if (end > 0) f(first, end);
-                first = begin;
-            }
-            end = begin + std::countr_one(bits >> (begin - from));
-            bits &= ~bit_range(begin - from, end - begin);
-        }
-    }
-    if (end > 0) f(first, end);
+std::uint64_t operands_seen(index_t first, index_t count, index_t keys, const std::uint64_t* visible, index_t before, std::uint64_t rows) {
+    constexpr index_t terms = simd::terms_of<E>;
+    if constexpr (terms == 1) return keys_seen(visible + first, count, rows);
+    std::uint64_t seen = 0;
+    for (index_t i = 0; i < count * terms; ++i)
+        seen |= std::uint64_t{(rows_that_see(first * terms + i - before, keys, visible) & rows) != 0} << i / terms;
+    return seen;
 }
 
 /// The rows from one on, and of them so many channels: those of a tile.
@@ -76,7 +57,9 @@ void add_weighted_values(softmax_state<T>& state, index_t rows, const E* weights
         constexpr index_t group = traits::max_rows(traits::max_columns);
         for (index_t row = 0; row < rows; row += group) {
             const auto count = std::min(group, rows - row);
-            const auto seen = [&](index_t operand) { return (seen_of<E>(operand, keys, visible, before) & bit_range(row, count)) != 0; };
+            const auto seen = [&](index_t first, index_t size) {
+                return operands_seen<E>(first, size, keys, visible, before, bit_range(row, count));
+            };
             bool begins = true;
             const auto add_run = [&](index_t first, index_t end) { add(row, count, first, end - first, std::exchange(begins, false)); };
             for_each_seen_run(operands, seen, add_run);

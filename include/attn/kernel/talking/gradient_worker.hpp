@@ -250,16 +250,18 @@ private:
                                  .depth = count,
                                  .c = {memory_.of_queries + a * max_queries * wide, wide, 1},
                                  .adds = true},
-                                block_.tokens.count, wide, are_finite<T>(rows, count, wide) ? nullptr : memory_.seen, true);
+                                block_.tokens.count, wide, seen_beside(are_finite<T>(rows, count, wide), true));
         });
     }
+    /// What is told of a tile's pairs beside rows that are finite, or not.
+    seen_pairs seen_beside(bool finite, bool by_query) const { return {finite ? nullptr : memory_.seen, by_query, !finite}; }
     /// Adds the block's rows, weighted by a tile, to those of the keys.
     void add_to_keys(const T* weights, const key_run& keys, const T* rows, index_t row_stride, summed_rows<T>& sums,
                      const tensor_view<T>& to, index_t head, bool finite) const {
         sums.begin(to, block_.batch, head, keys.first - call_.in.positions.first_key[block_.batch], keys.step, keys.count);
         add_products<T>(
             {.a = {weights, stride(), 1}, .b = {rows, row_stride, 1}, .depth = block_.tokens.count, .c = sums.from(0), .adds = true},
-            keys.count, row_stride, finite ? nullptr : memory_.seen, false);
+            keys.count, row_stride, seen_beside(finite, false));
         sums.end();
     }
 
