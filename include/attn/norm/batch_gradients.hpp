@@ -69,7 +69,8 @@ public:
             for (index_t part = 0; part < parts.count; ++part)
                 for (index_t which = 0; which < 3; ++which) sums[which] += static_cast<double>(own.of_part(part, which)[c]);
             const auto at = static_cast<std::size_t>(c);
-            const auto weight = norm.weight.empty() ? 1 : static_cast<double>(norm.weight[at]), count = static_cast<double>(seen.count);
+            const auto weight = norm.weight.empty() ? 1 : static_cast<double>(norm.weight[at]),
+                       count = static_cast<double>(std::max<index_t>(1, seen.count));
             own.slope[c] = static_cast<T>(weight / mean_and_root(c).second);
             own.mean_bias[c] = static_cast<T>(sums[0] / count);
             own.mean_weight[c] = static_cast<T>(sums[1] / count);

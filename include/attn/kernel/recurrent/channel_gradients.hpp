@@ -42,9 +42,11 @@ public:
     using lanes = simd::lanes<T>;
     static constexpr index_t chunk = recurrent_chunk;
 
-    channel_gradients(const chunk_gradients<T>& of, const recurrent_sizes& sizes, index_t group, bool probes, index_t count,
+    /// of_decays: their gradients are wanted.
+    channel_gradients(const chunk_gradients<T>& of, const recurrent_sizes& sizes, index_t group, bool probes, bool of_decays, index_t count,
                       index_t channel)
-        : of_(of), erases_(sizes.erases), probes_(probes), group_(group), count_(count), channel_(channel) {}
+        : of_(of), decays_(sizes.decays), erases_(sizes.erases), probes_(probes), of_decays_(of_decays), group_(group), count_(count),
+          channel_(channel) {}
 
     void operator()() {
         for (index_t t = 0; t < count_; ++t) {
@@ -55,6 +57,7 @@ public:
         }
         read_from_tokens();
         read_by_tokens();
+        if (!of_decays_) return;
         reach_the_end();
         for (index_t t = 0; t < count_; ++t) put(of_.d_log_decays, t, d_decay_[t]);
     }
@@ -71,7 +74,7 @@ private:
         for (index_t i = 0; i < count_; ++i) {
             if (erases_) meet(of_.probes, of_.d_probes, i, of_.d_probe_weights, of_.d_probe_erased, {i, i}, from_border, key, erased);
             from_border *= decay_[i];
-            for (index_t j = 0; j < i; ++j) {
+            for (index_t j = 0; decays_ && j < i; ++j) {
                 key[j] *= decay_[i];
                 if (erases_) erased[j] *= decay_[i];
             }
@@ -91,7 +94,7 @@ private:
         const auto x = at(rows, row);
         auto sum = at(d_rows, row) * from_border;
         for (index_t j = 0; j < first.decays; ++j) {
-            d_decay_[j] = fma(x, sum, d_decay_[j]);
+            if (of_decays_) d_decay_[j] = fma(x, sum, d_decay_[j]);
             if (j >= first.keys) continue;
             sum = fma(lanes(weights[row * chunk + j]), key[j], sum);
             if (erases_) sum = fma(lanes(erased_weights[row * chunk + j]), erased[j], sum);
@@ -118,7 +121,7 @@ private:
                     d_key[j] = fma(lanes(weights[i * chunk + j]), x[i], d_key[j]);
                     if (erases_) d_erased[j] = fma(lanes(erased_weights[i * chunk + j]), x[i], d_erased[j]);
                 }
-                for (auto i = j + behind; i < count_; ++i) x[i] *= decay_[j];
+                for (auto i = j + behind; decays_ && i < count_; ++i) x[i] *= decay_[j];
             }
             for (index_t i = 0; i < count_; ++i) put(rows, first_row + i, x[i]);
         };
@@ -142,7 +145,7 @@ private:
     }
 
     const chunk_gradients<T>& of_;
-    bool erases_, probes_;
+    bool decays_, erases_, probes_, of_decays_;
     index_t group_, count_, channel_;
     lanes decay_[chunk], key_[chunk], erased_[chunk], d_decay_[chunk], end_[chunk];
 };

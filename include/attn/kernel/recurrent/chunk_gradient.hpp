@@ -30,7 +30,7 @@ public:
         if (w.padded > 0) of_values(w, count);
         of_pairs(w, count);
         for (index_t c = 0; c < w.rows.key_padded; c += lanes::size)
-            channel_gradients<T>(w.rows, chunks_.sizes(), chunks_.group(), reads(), count, c)();
+            channel_gradients<T>(w.rows, chunks_.sizes(), chunks_.group(), reads(), wanted_.log_decay.data() != nullptr, count, c)();
         store(w, batch, head, first, count, to);
         if (w.padded > 0) go_back(w, count);
     }
