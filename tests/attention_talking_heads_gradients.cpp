@@ -54,7 +54,7 @@ void check_parameters(const problem& p, const P& pattern, const S& score = {}) {
     attend(op, inputs<T>(in), saved.out());
     const auto d_out = random_tensor<T>(saved.values.shape(), 7), d_rows = random_tensor<T>(saved.log_sum_exp.shape(), 8);
     talking_parameter_gradients<T> ours;
-    backward(op, inputs<T>(in), {saved.values, saved.log_sum_exp}, {d_out, d_rows}, ours.wanted());
+    backward(op, inputs<T>(in), {saved.values, saved.log_sum_exp}, {d_out, d_rows}, {ours.wanted()});
 
     const auto wide = [](const tensor<T>& t) { return reference::widen(t.view()); };
     const auto q = wide(in.queries), k = wide(in.keys), v = wide(in.values), loss_out = wide(d_out), loss_rows = wide(d_rows);
@@ -104,7 +104,7 @@ struct good_talk {
     mixed_head_gradients<float> wanted = gradients.wanted();
 
     std::string refusal() const {
-        return error_of([&] { backward(op, inputs<float>{q, k, v}, saved, given, wanted); });
+        return error_of([&] { backward(op, inputs<float>{q, k, v}, saved, given, {wanted}); });
     }
 };
 
@@ -134,7 +134,7 @@ TEST_CASE("talking heads gradient: no queries, no keys, no batch entries give 0"
         tensor<float> dq(p.shapes().queries), dk(p.shapes().keys), dv(p.shapes().values);
         wanted.queries = dq, wanted.keys = dk, wanted.values = dv;
         for (auto* t : {&dq, &dk, &dv, &ours.each[0], &ours.each[1], &ours.each[2], &ours.each[3]}) std::fill_n(t->data(), t->shape().size(), guard<float>);
-        backward(op, inputs<float>(in), {saved.values, saved.log_sum_exp}, {d_out}, wanted);
+        backward(op, inputs<float>(in), {saved.values, saved.log_sum_exp}, {d_out}, {wanted});
         for (const auto* t : {&dq, &dk, &dv, &ours.each[0], &ours.each[1], &ours.each[2], &ours.each[3]})
             CHECK(std::all_of(t->data(), t->data() + t->shape().size(), [](float x) { return x == 0; }));
     }

@@ -109,7 +109,7 @@ TEMPLATE_TEST_CASE("gradients beside large scores: talking heads and their mixin
             attend(op, call.in(), saved.out());
             const auto d_out = random_tensor<T>(saved.values.shape(), 7), d_rows = random_tensor<T>(saved.log_sum_exp.shape(), 8);
             tensor<T> dq(call.q.shape()), dk(call.k.shape()), dv(call.v.shape()), d_logits({1, 1, 2, 2}), d_weights({1, 1, 2, 2}), d_sinks({1, 2, 1, 1});
-            mixed_head_gradients<T> wanted{{dq, dk, dv}, d_logits};
+            typename decltype(op)::template gradients<T> wanted{{{dq, dk, dv}, d_logits}};
             wanted.sinks = d_sinks;
             if (mixes_weights) wanted.weights_mix = d_weights;
             backward(op, call.in(), {saved.values, saved.log_sum_exp}, {d_out, d_rows}, wanted);

@@ -6,10 +6,13 @@
 
 #include <attn/attention/softmax_attention.hpp>
 #include <attn/attention/softmax_backward.hpp>
+#include <attn/attention/talking_heads_attention.hpp>
+#include <attn/attention/talking_heads_backward.hpp>
 #include <attn/pattern/causal.hpp>
 #include <attn/pattern/local.hpp>
 #include <attn/pattern/strided.hpp>
 #include <attn/reference/softmax.hpp>
+#include <attn/reference/talking_heads.hpp>
 #include <attn/score/alibi.hpp>
 #include <attn/score/forgetting.hpp>
 #include <attn/score/kerple.hpp>
@@ -67,7 +70,9 @@ struct scored_call {
     /// By the definition.
     double value(const auto& op) const {
         auto out = no_answer<double>(loss.values.shape(), true);
-        reference::softmax<double>(in, out.out(), op.scale, op.score, op.pattern, op.sinks);
+        if constexpr (requires { op.logits_mix; })
+            reference::talking_heads<double>(in, out.out(), op.logits_mix, op.logits_bias, op.weights_mix, op.weights_bias, op.scale, op.score, op.pattern, op.sinks);
+        else reference::softmax<double>(in, out.out(), op.scale, op.score, op.pattern, op.sinks);
         double sum = 0;
         for (index_t e = 0; e < out.values.shape().size(); ++e) sum += out.values.data()[e] * loss.values.data()[e];
         for (index_t e = 0; e < out.log_sum_exp.shape().size(); ++e)
@@ -128,6 +133,11 @@ void check_parameters(const problem& p, const numbers& parameters, const auto& w
         });
     });
 }
+
+/// Another stride in each batch entry.
+struct strided_entries {
+    strided at(index_t batch, index_t) const { return strided{batch + 2}; }
+};
 
 const std::vector<index_t> own_places{3, -2};
 const std::vector<problem> score_problems{{2, 4, 2, 21, 33, 5, 6}, {1, 4, 4, 270, 260, 3, 3}, {2, 4, 1, 9, 7, 3, 2, {.first_query = own_places, .first_key = own_places}}};
@@ -204,6 +214,46 @@ TEST_CASE("score gradients: in chains, with patterns and sinks", "[attention][po
         use(softmax_attention{.scale = 0.7, .score = chain_of(x), .pattern = causal{}, .sinks = sinks});
     });
     check_parameters(p, parameters, [&](const numbers& x, const auto& use) { use(attention_of(chain_of(x), local{3} | strided{5})); });
+}
+
+TEST_CASE("score gradients: of talking heads, between two mixings", "[attention][portable][arithmetic]") {
+    const auto logits_mix = random_tensor<double>({1, 1, 4, 4}, 21), weights_mix = random_tensor<double>({1, 1, 4, 4}, 22);
+    const std::vector<double> logits_bias{0.3, -0.2, 0.7, 0.1}, sinks{0.1, -0.4, 0.7, 0.2};
+    const auto talking = [&](const auto& score, const auto& pattern) {
+        return talking_heads_attention{.logits_mix = logits_mix, .logits_bias = logits_bias, .weights_mix = weights_mix, .scale = 0.7, .score = score, .pattern = pattern, .sinks = sinks};
+    };
+    // a cap, 4 slopes, 8 numbers of kerple, 32 of buckets, gates, biases
+    const auto chain_of = [](const numbers& x, const shape& gates, const additive_bias<double>& bias) {
+        return composed_score{soft_cap{x[0]},
+                              alibi(part(x, 1, 4)),
+                              kerple_logarithmic{part(x, 5, 4), part(x, 9, 4)},
+                              relative_buckets(table(x, 13, {1, 4, 1, 8}), {.max_distance = 20}),
+                              forgetting(table(x, 45, gates), -5),
+                              bias};
+    };
+    for (const auto& p : score_problems)
+        for (const bool each : {false, true}) { // tables of each batch entry and head, or of all
+            const index_t entries = each ? p.batch : 1, heads = each ? 4 : 1;
+            const shape gates{entries, heads, 280, 1}, biases{entries, heads, p.queries, p.keys};
+            auto parameters = random_numbers(45 + gates.size() + biases.size(), 0.1, 0.6);
+            parameters[0] = 2;
+            for (index_t gate = 45; gate < 45 + gates.size(); ++gate) parameters[static_cast<std::size_t>(gate)] *= -1;
+            const auto with = [&](const auto& pattern) {
+                check_parameters(p, parameters, [&](const numbers& x, const auto& use) {
+                    use(talking(chain_of(x, gates, {table(x, 45 + gates.size(), biases), p.positions.first_query, p.positions.first_key}), pattern));
+                });
+            };
+            with(dense{});
+            with(local{3} | strided{5});
+        }
+}
+
+TEST_CASE("score gradients: of talking heads, added where batch entries with other steps stand at one table", "[attention][portable][arithmetic]") {
+    const problem p{2, 4, 2, 150, 300, 3, 3};
+    for (const shape s : {shape{1, 1, 150, 1}, shape{1, 4, 1, 300}, shape{1, 4, 150, 300}, shape{1, 1, 1, 1}, shape{2, 4, 150, 1}})
+        check_parameters(p, random_numbers(s.size(), -1, 1), [&](const numbers& x, const auto& use) {
+            use(talking_heads_attention{.score = additive_bias<double>{table(x, 0, s)}, .pattern = strided_entries{}});
+        });
 }
 
 TEST_CASE("score gradients: what a hidden key holds changes no bit", "[attention]") {

@@ -4,6 +4,7 @@
 #include "attn/attention/talking_heads_attention.hpp"
 #include "attn/attention/talking_heads_backward.hpp"
 #include "attn/pattern/passes.hpp"
+#include "attn/reference/score_gradients.hpp"
 #include "attn/reference/talking_heads.hpp"
 #include "case.hpp"
 
@@ -50,7 +51,7 @@ public:
     bool has_gradient() const override { return true; }
     std::vector<shape> parameter_shapes(const input_shapes& s) const override {
         std::vector<shape> shapes;
-        in_order(mixed_head_gradients<T>{}, [&](const auto&, bool has, const shape& own) {
+        in_order(gradients<T>{}, [&](const auto&, bool has, const shape& own) {
             if (has) shapes.push_back(own);
         }, s);
         return shapes;
@@ -78,6 +79,10 @@ public:
     }
 
 private:
+    using score_type = decltype(Op::score);
+    template <class U>
+    using gradients = typename Op::template gradients<U>;
+
     const Op& op() const { return made_.op; }
     /// f(view, whether there is such a parameter, shape) for those that have a gradient.
     template <class G, class F>
@@ -88,10 +93,13 @@ private:
         f(views.weights_mix, op().weights_mix.data() != nullptr, shape{1, 1, value_heads, heads});
         f(views.weights_bias, !op().weights_bias.empty(), shape{1, value_heads, 1, 1});
         f(views.sinks, !op().sinks.empty(), shape{1, heads, 1, 1});
+        detail::check_score_gradients(op().score, views.score, [&]<class U>(const auto&, const tensor_view<U>& each, const shape& own) {
+            f(const_cast<tensor_view<U>&>(each), true, own);
+        });
     }
     template <class U>
-    mixed_head_gradients<U> named(const wanted_gradients<U>& wanted, const input_shapes& s) const {
-        mixed_head_gradients<U> all{{wanted.queries, wanted.keys, wanted.values}};
+    gradients<U> named(const wanted_gradients<U>& wanted, const input_shapes& s) const {
+        gradients<U> all{{{wanted.queries, wanted.keys, wanted.values}}};
         std::size_t number = 0;
         in_order(all, [&](auto& view, bool has, const shape&) {
             if (has) view = wanted.parameter(number++);
@@ -100,8 +108,12 @@ private:
     }
     template <class U>
     void define(const inputs<U>& in, const output_gradients<U>& given, const wanted_gradients<U>& wanted) const {
-        reference::talking_heads_gradients<U>(in, given, named(wanted, shapes_of(in)), op().logits_mix, op().logits_bias, op().weights_mix,
-                                              op().weights_bias, op().scale, op().score, op().pattern, op().sinks);
+        for (const auto& view : wanted.parameters) detail::fill_zero(view);
+        const auto all = named(wanted, shapes_of(in));
+        const reference::score_parameters<U, score_type, decltype(all.score)> each_pair{op().score, all.score};
+        reference::talking_heads_gradients<U>(in, given, all, op().logits_mix, op().logits_bias, op().weights_mix, op().weights_bias,
+                                              op().scale, op().score, op().pattern, op().sinks, each_pair);
+        each_pair.end();
     }
     template <class U>
     void by_formula(const inputs<U>& in, const outputs<U>& out) const {

@@ -20,12 +20,17 @@ struct talking_drawn {
     slice all() const { return {0, softmax.size.batch, 0, softmax.size.heads}; }
 };
 
-/// The gradients by name, of the parameters that the operator has.
-template <class T>
-mixed_head_gradients<T> named_of_heads(const auto& op, const testing::wanted_gradients<T>& wanted) {
-    mixed_head_gradients<T> all{{wanted.queries, wanted.keys, wanted.values}};
+/// The gradients by name, also in numbers that the operator does not compute in.
+template <class U, class S>
+struct named_gradients : mixed_head_gradients<U> {
+    score_gradients<S, U> score = {};
+};
+/// Those of the parameters that the operator has; that of a bias in its score function is the last.
+template <Scalar T, class U, Pattern P, ScoreFunction S>
+named_gradients<U, S> named_of_heads(const talking_heads_attention<P, S>& op, const testing::wanted_gradients<U>& wanted) {
+    named_gradients<U, S> all{{{wanted.queries, wanted.keys, wanted.values}}};
     std::size_t number = 0;
-    const auto take = [&](bool is_there, tensor_view<T>& to) {
+    const auto take = [&](bool is_there, tensor_view<U>& to) {
         if (is_there) to = wanted.parameter(number++);
     };
     take(op.logits_mix.data(), all.logits_mix);
@@ -33,6 +38,7 @@ mixed_head_gradients<T> named_of_heads(const auto& op, const testing::wanted_gra
     take(op.weights_mix.data(), all.weights_mix);
     take(!op.weights_bias.empty(), all.weights_bias);
     take(!op.sinks.empty(), all.sinks);
+    if constexpr (HasBias<S, T>) all.score = with_bias<T, U>(op.score, wanted.parameter(number));
     return all;
 }
 
@@ -67,15 +73,21 @@ public:
         push(op_.logits_mix, op_.logits_bias);
         push(op_.weights_mix, op_.weights_bias);
         push(tensor_view<const double>(), op_.sinks);
+        if constexpr (HasBias<S, T>) shapes.push_back(op_.score.bias.shape());
         return shapes;
     }
     void reference_gradients(const inputs<bounded<T>>& in, const output_gradients<bounded<T>>& given, const testing::wanted_gradients<bounded<T>>& wanted) const override {
-        reference::talking_heads_gradients<bounded<T>>(in, given, named_of_heads(op_, wanted), op_.logits_mix, op_.logits_bias, op_.weights_mix, op_.weights_bias, op_.scale,
-                                                       op_.score, op_.pattern, op_.sinks);
+        const auto all = named_of_heads<T>(op_, wanted);
+        const reference::score_parameters<bounded<T>, S, decltype(all.score)> each_pair{op_.score, all.score};
+        reference::talking_heads_gradients<bounded<T>>(in, given, all, op_.logits_mix, op_.logits_bias, op_.weights_mix, op_.weights_bias, op_.scale, op_.score, op_.pattern,
+                                                       op_.sinks, each_pair);
     }
 
 private:
-    mixed_head_gradients<T> gradients(const testing::wanted_gradients<T>& wanted) const override { return named_of_heads(op_, wanted); }
+    typename talking_heads_attention<P, S>::template gradients<T> gradients(const testing::wanted_gradients<T>& wanted) const override {
+        const auto all = named_of_heads<T>(op_, wanted);
+        return {all, all.score};
+    }
 };
 
 template <Scalar T, Pattern P, ScoreFunction S>

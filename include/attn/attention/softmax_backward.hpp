@@ -9,10 +9,6 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 
 namespace detail {
 
-/// Whether a score function or a weight has parameters with gradients.
-template <class F, Scalar T>
-inline constexpr bool has_gradients = !std::same_as<score_gradients<F, T>, no_gradients>;
-
 /// The gradient of softmax attention, whose keys may come in runs.
 template <class Op, Scalar T>
 struct resumable_gradient {

@@ -102,10 +102,12 @@ struct talking_heads_attention {
         scheduler<T>{parameters_for(shapes)}(in, out, visible, scored ? &adjustment : nullptr, run);
     }
 
-    /// The gradients of the inputs, and of both mixings, their biases, and the sinks, each of these summed over the batch: see
-    /// talking_heads_backward.hpp.
+    /// The gradients of the inputs, of both mixings, their biases, and the sinks, each of these summed over the batch, and of the score
+    /// function: see talking_heads_backward.hpp.
     template <Scalar T>
-    using gradients = mixed_head_gradients<T>;
+    struct gradients : mixed_head_gradients<T> {
+        score_gradients<S, T> score = {}; ///< of the score function's own parameters
+    };
     template <Scalar T>
     void check_gradients(const inputs<T>& in, const gradients<T>& wanted, const auto& check) const {
         const auto shapes = shapes_of(in);
@@ -120,6 +122,7 @@ struct talking_heads_attention {
         check_one("wanted.weights_mix", wanted.weights_mix, weights_mix.data(), "is no weights_mix", {1, 1, out_heads, heads});
         check_one("wanted.weights_bias", wanted.weights_bias, !weights_bias.empty(), "is no weights_bias", {1, out_heads, 1, 1});
         check_one("wanted.sinks", wanted.sinks, !sinks.empty() || heads == 0, "are no sinks", {1, heads, 1, 1});
+        detail::check_score_gradients(score, wanted.score, check);
     }
     template <Scalar T>
     std::size_t backward_workspace_bytes(const input_shapes& s, index_t concurrency) const {

@@ -36,6 +36,10 @@ struct pair_scores : std::function<std::function<dual<T>(const T& score, index_t
           }) {}
 };
 
+/// What the gradient of a pair's score is given to.
+template <class T>
+using pair_gradients = std::function<void(index_t b, index_t h, index_t i, index_t j, const T& x, const T& dx)>;
+
 /// scale * sum_c q[b,h,row,c] k[b,g,key,c]
 template <class T>
 T scaled_product(const inputs<T>& in, T scale, index_t b, index_t h, index_t g, index_t row, index_t key) {

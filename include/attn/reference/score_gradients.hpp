@@ -16,7 +16,7 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET::reference {
 
-/// A pair of a query and a key, as `softmax_gradients` shows it: batch entry, head, positions.
+/// A pair of a query and a key, as the definitions of gradients show it: batch entry, head, positions.
 struct scored_pair {
     index_t batch, head, query, key;
 };
@@ -125,7 +125,8 @@ void end_parameters(const composed_score<F...>& chain, const std::tuple<G...>& w
 } // namespace detail
 
 /// The gradients of the parameters of a score function by their formulas, everything in T: with dx_ij the gradient by what the function
-/// makes of the scaled product x_ij, which softmax_gradients shows for each pair,
+/// makes of the scaled product x_ij, which softmax_gradients shows for each pair
+/// (talking_heads_gradients, of mixed scores),
 ///     dparameter = sum over b, h, i, j of dx_ij d score(x_ij, i, j) / d parameter
 /// wanted: the gradients, zeros before; a view without memory is not wanted. Call it for each pair, and then `end`.
 template <class T, ScoreFunction S, class G>

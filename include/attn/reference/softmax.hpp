@@ -27,10 +27,6 @@ struct softmax_row {
         return sum_over<T>(seen, [&](const auto& k) { return k.weight * values(batch, kv_head, k.row, c); });
     }
 };
-/// What the gradient of a pair's score is given to.
-template <class T>
-using pair_gradients = std::function<void(index_t b, index_t h, index_t i, index_t j, const T& x, const T& dx)>;
-
 /// Calls f(softmax_row) for each row.
 template <class T>
 void for_each_softmax_row(const inputs<T>& in, const std::optional<double>& scale, const auto& scores, const visible_pairs& pattern,

@@ -27,8 +27,9 @@ std::vector<T> mixed_heads(const tensor_view<const double>& matrix, std::span<co
 template <class T>
 struct talking_row {
     index_t batch, row, keys;
-    std::vector<T> logits = {}, weights = {}, slopes = {}; ///< L, P and the score function's slopes; weights are mixed scores at first
-    std::vector<bool> seen = {}, seen_by = {};             ///< which keys any head sees, and each
+    std::vector<T> logits = {}, mixed = {};    ///< L, and what a score function makes J of
+    std::vector<T> weights = {}, slopes = {};  ///< P and the score function's slopes
+    std::vector<bool> seen = {}, seen_by = {}; ///< which keys any head sees, and each
     std::vector<T> largest = {}, of_sink = {}, denominator = {};
 
     auto at(auto& all, index_t head, index_t key) const -> decltype(all[0]) { return all[static_cast<std::size_t>(head * keys + key)]; }
@@ -56,7 +57,7 @@ void for_each_talking_row(const inputs<T>& in, const tensor_view<const double>& 
             for (index_t a = 0; a < query_heads; ++a)
                 for (index_t key = 0; key < m; ++key)
                     own.logits.push_back(scaled_product(in, factor, b, a, a / (query_heads / in.keys.shape().heads), row, key));
-            own.weights = mixed_heads(logits_mix, logits_bias, own.logits, m);
+            own.weights = own.mixed = mixed_heads(logits_mix, logits_bias, own.logits, m);
             own.slopes.resize(own.weights.size());
             own.seen_by.resize(own.weights.size());
             own.seen.resize(static_cast<std::size_t>(m));
@@ -131,13 +132,15 @@ void talking_heads(const inputs<T>& in, const outputs<T>& out, tensor_view<const
 /// with D[c,i] = sum_x dO[c,i,x] out[c,i,x], the same number, where weights are not mixed,
 /// over the pairs that any mixed head sees, where those that a head does not see have P and dX 0; dk and dv are summed over the heads that
 /// share them, those of parameters over the batch. score' is the derivative of the score function by the mixed score. A view without memory
-/// is not wanted. Shapes, pattern and score function are taken as checked. Time and memory: some times those of `talking_heads`.
+/// is not wanted. of_score(b, c, i, j, x, dx) is called for each pair that a mixed head sees, with positions, the mixed score x and the
+/// gradient by what the score function makes of it, P (dP - D + dZ): what gradients of its parameters are made of. Shapes, pattern and score
+/// function are taken as checked. Time and memory: some times those of `talking_heads`.
 template <class T>
 void talking_heads_gradients(const inputs<T>& in, const output_gradients<T>& d_out, const mixed_head_gradients<T>& wanted,
                              tensor_view<const double> logits_mix, std::span<const double> logits_bias,
                              tensor_view<const double> weights_mix, std::span<const double> weights_bias, std::optional<double> scale = {},
                              const detail::pair_scores<T, true>& score = identity_score{}, const detail::visible_pairs& pattern = dense{},
-                             std::span<const double> sinks = {}) {
+                             std::span<const double> sinks = {}, const detail::pair_gradients<T>& of_score = {}) {
     const auto [batch, value_heads, m, d_v] = in.values.shape();
     const auto query_heads = in.queries.shape().heads, d_k = in.queries.shape().channels, out_heads = d_out.values.shape().heads;
     const auto factor = detail::scale_of(in, scale);
@@ -179,7 +182,10 @@ void talking_heads_gradients(const inputs<T>& in, const output_gradients<T>& d_o
                 wanted.sinks(0, c, 0, 0) += (r.of_sink[at] == 0 ? 0 : r.of_sink[at] / r.denominator[at]) * shift;
             for (index_t key = 0; key < m; ++key) {
                 T& x = r.at(of_weights, c, key);
-                x = r.sees(c, key) ? r.at(r.weights, c, key) * (x + shift) * r.at(r.slopes, c, key) : 0; // now by the mixed score
+                x = r.sees(c, key) ? r.at(r.weights, c, key) * (x + shift) : 0; // by the score; then by the mixed one
+                if (of_score && r.sees(c, key))
+                    of_score(b, c, in.positions.first_query[b] + row, in.positions.first_key[b] + key, r.at(r.mixed, c, key), x);
+                if (r.sees(c, key)) x *= r.at(r.slopes, c, key);
                 if (r.any_sees(key)) add_to_mixing(wanted.logits_mix, wanted.logits_bias, c, x, r.logits, key);
             }
         }

@@ -164,6 +164,14 @@ consteval bool require_score_function() {
 template <class S, class T>
 using score_gradients = decltype(detail::gradients_of_score<S, T>());
 
+namespace detail {
+
+/// Whether a score function or a weight has parameters with gradients.
+template <class F, class T>
+inline constexpr bool has_gradients = !std::same_as<score_gradients<F, T>, no_gradients>;
+
+} // namespace detail
+
 /// No score function: scores as they are.
 struct identity_score {
     static constexpr bool compares_positions = false;

@@ -35,18 +35,19 @@ struct pair_task {
     row_range queries, keys; ///< rows
 };
 
-/// Adds a tile of gradients, which lies key by key while a table lies query by query. scratch: as much as a tile of so many keys.
+/// Adds a tile of gradients, which lies key by key while a table lies query by query. scratch: as much as a tile of whole registers of
+/// keys.
 template <Scalar T>
-void add_pairs(const pair_task<T>& task, const query_block& block, const key_run& keys, const T* tile, index_t stride, T* scratch,
-               index_t block_keys) {
+void add_pairs(const pair_task<T>& task, const query_block& block, const key_run& keys, const T* tile, index_t stride, T* scratch) {
     using lanes = simd::lanes<T>;
     const auto& [by, to, first_query, first_key, in_one] = *task.sum;
-    transpose_rows<T>(row_block<const T>{tile, stride, 1}, keys.count, block.rows(), T{1}, scratch, block_keys);
+    const auto scratch_stride = whole_registers<T>(keys.count);
+    transpose_rows<T>(row_block<const T>{tile, stride, 1}, keys.count, block.rows(), T{1}, scratch, scratch_stride);
     const bool one_row = to.shape().tokens == 1, one_key = to.shape().channels == 1;
     const auto column = one_key ? 0 : keys.first - first_key.repeated(block.batch), step = one_key ? 0 : keys.step * to.strides().channels;
     for (index_t r = 0; r < block.rows(); ++r) {
         const auto query = block.tokens.first + r * block.tokens.step - first_query.repeated(block.batch);
-        const T* const from = scratch + r * block_keys;
+        const T* const from = scratch + r * scratch_stride;
         T* const row = &to(task.place.entry, task.place.head, one_row ? 0 : query, column);
         index_t j = 0;
         if (one_key) {
@@ -77,6 +78,13 @@ public:
 protected:
     pair_summation(const input_shapes& s, const positions& at, T* of_sums) : shapes(s), where(at), memory(of_sums) {}
     ~pair_summation() = default;
+
+    /// Whether no two parts of a plane's rows, or of its columns, come to the same number: that is so where all batch entries that share a
+    /// plane stand at the same positions.
+    bool has_parts(const pair_sum<T>& sum) const {
+        const bool aligned = where.first_query.shared() && where.first_key.shared() && sum.first_query.shared() && sum.first_key.shared();
+        return (aligned || sum.to.shape().batch == shapes.queries.batch) && !sum.in_one;
+    }
 };
 
 /// What a score function finds the gradients of its parameters with. has_slopes: it has a parameter_slope.

@@ -140,8 +140,7 @@ private:
         index_t query_parts_ = 1, key_parts_ = 1;
     };
 
-    /// Each plane by itself, or in parts of its rows, or of its keys where it has one row for all, if no two parts of it come to the same
-    /// number: that is so where all batch entries that share a plane stand at the same positions.
+    /// Each plane by itself, or in parts of its rows, or of its keys where it has one row for all.
     class summation final : public pair_summation<T> {
     public:
         summation(const softmax_gradient_call<T>& call, const layout& own, const execution& run)
@@ -151,11 +150,9 @@ private:
             constexpr index_t grain = 128;
             const auto& s = sum.to.shape();
             const auto queries = call_.in.queries.shape().tokens, keys = call_.in.keys.shape().tokens;
-            const bool aligned =
-                this->where.first_query.shared() && this->where.first_key.shared() && sum.first_query.shared() && sum.first_key.shared();
-            const bool apart = (aligned || s.batch == call_.in.queries.shape().batch) && !sum.in_one;
             const bool by_query = s.tokens != 1;
-            const auto parts = !apart || (!by_query && s.channels == 1) ? 1 : std::max<index_t>(1, (by_query ? queries : keys) / grain);
+            const auto parts =
+                !this->has_parts(sum) || (!by_query && s.channels == 1) ? 1 : std::max<index_t>(1, (by_query ? queries : keys) / grain);
             run_.for_each(s.batch * s.heads * parts, [&](index_t number, index_t slice) {
                 const auto plane = number / parts, part = number % parts;
                 pair_task<T> task{&sum, {s, plane / s.heads, plane % s.heads}, {0, queries}, {0, keys}};

@@ -179,7 +179,7 @@ private:
 
         if (pairs_) {
             weigh_gradients<T>(known, scores_, products_, slopes_, count, stride);
-            return add_pairs<T>(*pairs_, block, keys, products_, stride, scratch_, block_keys);
+            return add_pairs<T>(*pairs_, block, keys, products_, stride, scratch_);
         }
         const key_run tokens{block.tokens.first, rows, block.tokens.step, false};
         const auto q = query_rows_.read(tokens), d_out_rows = d_out_rows_.read(tokens);

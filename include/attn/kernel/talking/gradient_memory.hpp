@@ -53,7 +53,7 @@ struct talking_gradient_memory {
     T* of_mixed;                       ///< the gradients by the weights behind the second mixing; then these weights
     T* of_scores;                      ///< the gradients by the weights before it, then by scores: the same memory if there is none
     T* slopes;                         ///< of the score function
-    T* scratch;                        ///< [keys of a block][queries]
+    T* scratch;                        ///< [keys of a block, in whole registers][queries]
     T* sums;                           ///< [heads][queries] of P dP
     T* totals;                         ///< the same of P
     T *query_rows, *d_out_rows;        ///< [heads][queries][channels in whole registers]
@@ -72,7 +72,7 @@ struct talking_gradient_memory {
           logits(memory.take<T>(s.query_heads, head_stride)), scores(s.mixes_logits ? memory.take<T>(s.heads, head_stride) : logits),
           of_mixed(memory.take<T>(s.value_heads, head_stride)),
           of_scores(s.mixes_weights ? memory.take<T>(s.heads, head_stride) : of_mixed),
-          slopes(memory.take<T>(s.scored ? s.heads : 0, head_stride)), scratch(memory.take<T>(head_stride)),
+          slopes(memory.take<T>(s.scored ? s.heads : 0, head_stride)), scratch(memory.take<T>(whole_registers<T>(block_keys), max_queries)),
           sums(memory.take<T>(s.heads, max_queries)), totals(memory.take<T>(s.heads, max_queries)),
           query_rows(memory.take<T>(s.query_heads, max_queries, key_stride)),
           d_out_rows(memory.take<T>(s.value_heads, max_queries, value_stride)),

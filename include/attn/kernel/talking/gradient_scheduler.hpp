@@ -11,12 +11,13 @@ namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 /// mixed, and not well enough for the gradient of a logits_bias, which all but cancels; a second adds to the gradients.
 /// A task is a batch entry; or, where these are too few for the threads, a part of its queries or of its keys, which compute scores for
 /// themselves: with the same bits. That is five products on visible pairs, two more where D is summed, and two more where entries are cut.
-/// Memory: two numbers a row, and of each thread tiles of all heads. What queries add to the mixings is summed part by part, and then over
-/// the parts in order.
+/// Memory: two numbers a row, and of each thread tiles of all heads; one more for each row and key of a head, if the score function has
+/// parameters with gradients. What queries add to the mixings is summed part by part, and then over the parts in order.
 template <Scalar T>
 class talking_gradient_scheduler {
 public:
     talking_heads_parameters with;
+    bool has_parameters; ///< the score function has some with gradients
 
     std::size_t workspace_bytes(const input_shapes& s, index_t concurrency) const {
         return detail::bytes_for<layout>(*this, s, concurrency);
@@ -69,6 +70,7 @@ public:
             });
         });
         own.write_mixings(wanted, batch);
+        if (has_parameters) slopes->find_parameters(summation(call, own, run));
         find_sink_gradients<T>(saved.log_sum_exp, with.sinks, own.share, own.delta, wanted.sinks);
     }
 
@@ -103,6 +105,7 @@ private:
         T *share, *delta;      ///< (batch, heads, n)
         index_t sums_count[4]; ///< of logits_mix, logits_bias, weights_mix, weights_bias
         double* sums;          ///< [batch][query_parts] of these
+        T* pairs;              ///< (batch, heads, n + m), sums of pairs, if there are parameters
         detail::slices slices;
 
         layout(detail::scratch& memory, const talking_gradient_scheduler& owner, const input_shapes& s, index_t concurrency)
@@ -112,6 +115,7 @@ private:
               sums_count{shape.mixes_logits ? shape.heads * shape.query_heads : 0, shape.mixes_logits ? shape.heads : 0,
                          shape.mixes_weights ? shape.value_heads * shape.heads : 0, shape.mixes_weights ? shape.value_heads : 0},
               sums(memory.take<double>(s.queries.batch, cut.query_parts, sums_per_part())),
+              pairs(memory.take<T>(s.queries.batch, shape.heads, owner.has_parameters ? s.queries.tokens + s.keys.tokens : 0)),
               slices(memory, concurrency, detail::bytes_for<talking_gradient_memory<T>>(shape)) {}
         index_t sums_per_part() const { return sums_count[0] + sums_count[1] + sums_count[2] + sums_count[3]; }
         /// The sums for the gradients of the mixings over one part of the queries, as 0.
@@ -145,11 +149,52 @@ private:
         }
     };
 
+    /// Each batch entry of a table by itself, in all heads; or in parts of its keys, or of its queries where it has one column for all. Query
+    /// blocks of batch entries that share a table may be cut differently.
+    class summation final : public pair_summation<T> {
+    public:
+        summation(const talking_gradient_call<T>& call, const layout& own, const execution& run)
+            : pair_summation<T>(of_mixed_heads(call), call.in.positions, own.pairs), call_(call), own_(own), run_(run) {}
+
+        void operator()(const pair_sum<T>& sum) const override {
+            constexpr index_t grain = 4 * talking_gradient_memory<T>::keys_of_block;
+            const auto& s = sum.to.shape();
+            const auto batch = this->shapes.queries.batch, keys = own_.cut.keys;
+            const bool by_key = s.channels != 1, has_parts = this->has_parts(sum) && (by_key || (s.tokens != 1 && s.batch == batch));
+            const auto parts = !has_parts ? 1 : by_key ? std::max<index_t>(1, keys / grain) : own_.cut.query_parts;
+            run_.for_each(s.batch * parts, [&](index_t number, index_t slice) {
+                const auto entry = number / parts, part = number % parts;
+                auto slice_memory = own_.slices[slice];
+                worker_type worker(slice_memory, call_);
+                for (index_t b = 0; b < batch; ++b) {
+                    if (attn::detail::table_place(s, b, 0).entry != entry) continue;
+                    auto task = by_key ? task_of(call_, own_.cut, b, 0, 1) : task_of(call_, own_.cut, b, part, parts);
+                    if (by_key) task.keys = {part * grain, part + 1 == parts ? keys - part * grain : grain};
+                    worker(task, sum);
+                }
+            });
+        }
+
+    private:
+        static input_shapes of_mixed_heads(const talking_gradient_call<T>& call) {
+            auto shapes = shapes_of(call.in);
+            shapes.queries.heads = call.shape.heads;
+            return shapes;
+        }
+
+        const talking_gradient_call<T>& call_;
+        const layout& own_;
+        const execution& run_;
+    };
+
     /// A part of the queries of an entry, with all keys.
     static talking_gradient_task task_of(const talking_gradient_call<T>& call, const parts& cut, index_t b, index_t part) {
+        return task_of(call, cut, b, part, cut.query_parts);
+    }
+    static talking_gradient_task task_of(const talking_gradient_call<T>& call, const parts& cut, index_t b, index_t part, index_t parts) {
         const auto step = common_step(call.pattern, call.shape, b);
         const auto blocks = tile_count(call.in.queries.shape().tokens, worker_type::max_queries, step);
-        return {b, step, blocks * part / cut.query_parts, blocks * (part + 1) / cut.query_parts, {0, cut.keys}};
+        return {b, step, blocks * part / parts, blocks * (part + 1) / parts, {0, cut.keys}};
     }
 };
 

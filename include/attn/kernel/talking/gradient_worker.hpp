@@ -61,6 +61,19 @@ public:
                                         to.row(task.batch, a, block_.token_of(r)), to.strides().channels);
         });
     }
+    /// Adds the pairs of these queries and keys to a sum, head by head of each tile.
+    void operator()(const talking_gradient_task& task, const pair_sum<T>& pairs) {
+        by_ = pairs.by;
+        for_each_query_block(task, [&] {
+            for_each_key_block([&](const key_run& keys) {
+                weigh(keys);
+                for (index_t c = 0; c < s_.heads; ++c) {
+                    const pair_task<T> plane{&pairs, {pairs.to.shape(), task.batch, c}, {}, {}};
+                    add_pairs<T>(plane, block_.of_head(c), keys, tile(memory_.of_scores, c), stride(), memory_.scratch);
+                }
+            });
+        });
+    }
     /// Begins some keys, before the first query block; end_keys comes after the last.
     void begin_keys(index_t batch, const row_range& rows) {
         for (const auto* to : {&call_.wanted.keys, &call_.wanted.values})
@@ -146,7 +159,7 @@ private:
         if (s_.mixes_logits) call_.mix.logits(as_heads(keys), memory_.logits, memory_.scores);
         for (index_t c = 0; c < s_.heads; ++c) {
             T* const scores = tile(memory_.scores, c);
-            if (call_.slopes) (*call_.slopes)({block_.of_head(c), keys, scores, stride(), memory_.scratch}, tile(memory_.slopes, c), {});
+            if (call_.slopes) (*call_.slopes)({block_.of_head(c), keys, scores, stride(), memory_.scratch}, tile(memory_.slopes, c), by_);
             if (!all_visible_) hide_scores<T>(scores, count, stride(), memory_.visible + (s_.heads_alike ? 0 : c) * memory_.block_keys);
         }
         all_seen_ = find_seen(memory_.scores, s_.heads, memory_.head_stride, count, stride(), memory_.seen);
@@ -209,9 +222,8 @@ private:
             }
     }
 
-    /// What the pairs of one tile add to all gradients.
-    void add(const key_run& keys) {
-        const auto count = keys.count;
+    /// The weights of one tile, and the gradients of its scores.
+    void weigh(const key_run& keys) const {
         for (index_t c = 0; c < s_.heads; ++c) {
             auto& rows = memory_.rows[c];
             for (index_t r = 0; r < block_.tokens.count; ++r) {
@@ -219,8 +231,13 @@ private:
                 rows.share[r] = share_of(c)[block_.token_of(r)];
             }
             const T* const slopes = call_.slopes ? tile(memory_.slopes, c) : nullptr;
-            weigh_gradients<T>(rows, tile(memory_.scores, c), tile(memory_.of_scores, c), slopes, count, stride());
+            weigh_gradients<T>(rows, tile(memory_.scores, c), tile(memory_.of_scores, c), slopes, keys.count, stride());
         }
+    }
+    /// What the pairs of one tile add to all gradients.
+    void add(const key_run& keys) {
+        weigh(keys);
+        const auto count = keys.count;
         const auto heads = as_heads(keys);
         const auto& sums = *mixing_sums_;
         if (sums.weights_mix) add_head_products<T>(heads, memory_.of_mixed, s_.value_heads, memory_.scores, s_.heads, sums.weights_mix);
@@ -274,6 +291,7 @@ private:
     bool finite_queries_ = true, finite_d_out_ = true; ///< of the query block
     bool all_visible_ = false, all_seen_ = false;      ///< of the tile
     const mixing_sums* mixing_sums_ = nullptr;
+    derived_by by_{}; ///< what scores are derived by
     bool of_queries_ = false, of_keys_ = false, of_values_ = false;
 };
 
