@@ -85,7 +85,7 @@ private:
         std::vector<defined_gradient<T>> exact;
         const auto add = [&](const char* name, const shape& of) { exact.push_back({name, tensor<bounded<T>>(of), exact.size() > 2 ? lies::in_one_piece : lies::anyhow}); };
         add("queries", s.queries), add("keys", s.keys), add("values", s.values);
-        static constexpr const char* names[] = {"1st parameter", "2nd parameter", "3rd parameter", "4th parameter", "5th parameter"};
+        static constexpr const char* names[] = {"1st parameter", "2nd parameter", "3rd parameter", "4th parameter", "5th parameter", "6th parameter"};
         for (const auto& of : t_.op->parameter_shapes(s)) add(names[exact.size() - 3], of);
         const auto wanted = []<class U>(const std::vector<tensor_view<U>>& all) {
             return testing::wanted_gradients<U>{{all[0], all[1], all[2]}, {all.begin() + 3, all.end()}};
