@@ -1,5 +1,5 @@
-// One program for every processor: attn::compiled holds the usual operators for SSE2, AVX2 and AVX-512. A call runs the widest that the
-// processor has, unless it asks for another.
+// One program for every processor: attn::compiled holds the usual operators for SSE2, AVX2 and AVX-512, on AArch64 for Advanced SIMD. A call
+// runs the widest that the processor has, unless it asks for another.
 #include <attn/compiled.hpp>
 
 #include <algorithm>
@@ -22,8 +22,9 @@ int main() {
 
     using enum attn::compiled::target;
     bool agree = true;
-    for (const auto& [target, name] : {std::pair(sse2, "SSE2"), std::pair(avx2, "AVX2"), std::pair(avx512, "AVX-512")}) {
-        if (target > attn::compiled::widest()) continue;
+    for (const auto& [target, name] :
+         {std::pair(sse2, "SSE2"), std::pair(avx2, "AVX2"), std::pair(avx512, "AVX-512"), std::pair(neon, "Advanced SIMD")}) {
+        if (!attn::compiled::runs(target)) continue;
         std::vector<float> out(x.size());
         attn::compiled::attend(op, in, {attn::head_major(out.data(), s)}, attn::sequential(), target);
         agree = agree && std::ranges::equal(out, widest, [](float a, float b) { return std::abs(a - b) < 1e-6f; });

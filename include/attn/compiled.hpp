@@ -1,5 +1,5 @@
-// The usual operators and norms, compiled for several instruction sets: a program that links attn::compiled calls the widest one that its
-// processor runs, and its own files compile as fast as files without kernels do.
+// The usual operators and norms, compiled for the instruction sets of an architecture: a program that links attn::compiled calls the widest
+// one that its processor runs, and its own files compile as fast as files without kernels do.
 #pragma once
 
 #include "core/inputs.hpp"
@@ -19,11 +19,14 @@
 /// What crosses from a program to the library, which have different instruction sets: so this namespace is not named after one.
 namespace attn::compiled_library {
 
-/// An instruction set that the library holds.
-enum class target { sse2, avx2, avx512 };
+/// An instruction set that the library holds: SSE2, AVX2 with FMA or AVX-512 on x86-64, Advanced SIMD on AArch64.
+enum class target { sse2, avx2, avx512, neon };
 
 /// The widest target that this processor runs.
 target widest();
+
+/// Whether this processor runs a target: none of another architecture.
+bool runs(target);
 
 /// The operators, then the norms.
 enum class operation { softmax_attention, linear_attention, linformer_attention, layer_norm, rms_norm, batch_norm, rep_batch_norm };
@@ -47,7 +50,7 @@ void run(const call&, target);
 /// Operators and norms for `attn::compiled`: the parameters of those of the same name in attn, which say what they mean.
 namespace attn::inline ATTN_INSTRUCTION_SET::compiled {
 
-using compiled_library::operation, compiled_library::target, compiled_library::widest;
+using compiled_library::operation, compiled_library::runs, compiled_library::target, compiled_library::widest;
 
 /// The patterns that the library holds: others need the headers.
 using pattern =
