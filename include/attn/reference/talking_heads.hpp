@@ -133,8 +133,8 @@ void talking_heads(const inputs<T>& in, const outputs<T>& out, tensor_view<const
 /// over the pairs that any mixed head sees, where those that a head does not see have P and dX 0; dk and dv are summed over the heads that
 /// share them, those of parameters over the batch. score' is the derivative of the score function by the mixed score. A view without memory
 /// is not wanted. of_score(b, c, i, j, x, dx) is called for each pair that a mixed head sees, with positions, the mixed score x and the
-/// gradient by what the score function makes of it, P (dP - D + dZ): what gradients of its parameters are made of. Shapes, pattern and score
-/// function are taken as checked. Time and memory: some times those of `talking_heads`.
+/// gradient by what the score function makes of it, P (dP - D + dZ): what gradients of its parameters are made of. Shapes, pattern and
+/// score function are taken as checked. Time and memory: some times those of `talking_heads`.
 template <class T>
 void talking_heads_gradients(const inputs<T>& in, const output_gradients<T>& d_out, const mixed_head_gradients<T>& wanted,
                              tensor_view<const double> logits_mix, std::span<const double> logits_bias,

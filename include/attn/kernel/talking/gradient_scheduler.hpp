@@ -149,8 +149,8 @@ private:
         }
     };
 
-    /// Each batch entry of a table by itself, in all heads; or in parts of its keys, or of its queries where it has one column for all. Query
-    /// blocks of batch entries that share a table may be cut differently.
+    /// Each batch entry of a table by itself, in all heads; or in parts of its keys, or of its queries where it has one column for all.
+    /// Query blocks of batch entries that share a table may be cut differently.
     class summation final : public pair_summation<T> {
     public:
         summation(const talking_gradient_call<T>& call, const layout& own, const execution& run)
