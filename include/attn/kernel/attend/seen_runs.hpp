@@ -1,6 +1,7 @@
 // Runs of what is seen, of products that leave out the rest.
 #pragma once
 
+#include "../gemm/matrix_tile.hpp"
 #include "query_block.hpp"
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
@@ -30,6 +31,13 @@ void for_each_seen_run(index_t count, const auto& seen, const auto& f) {
         }
     }
     if (end > 0) f(first, end);
+}
+
+/// Calls f(row, count) for the rows of a product that leave out together what none of them sees: a tile's, the tallest as often as it fits.
+template <Scalar T>
+void for_each_row_tile(index_t rows, const auto& f) {
+    constexpr index_t tallest = tile_traits<T>::max_rows(tile_traits<T>::max_columns);
+    for (index_t row = 0; row < rows; row += tallest) f(row, std::min(tallest, rows - row));
 }
 
 } // namespace attn::kernel

@@ -97,7 +97,7 @@ private:
     /// Adds the heads' scores of a run of keys, the first of which has that number. Scores have rows side by side, and sums keys.
     void add(const query_block& block, const key_run& keys, index_t number) {
         const auto run = visible_run_of(call_->pattern, block, visible_keys::whole, keys, seen_ + number);
-        if (!run.rows) std::fill_n(seen_ + number, keys.count, bit_range(0, block.rows()));
+        if (keys.full) std::fill_n(seen_ + number, keys.count, bit_range(0, block.rows()));
         number += run.keys.first - keys.first;
         for_each_part(block, [&](const query_block& part) {
             const auto& stage = stages_[part.first_head];

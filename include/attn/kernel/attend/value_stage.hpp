@@ -54,9 +54,7 @@ void add_weighted_values(softmax_state<T>& state, index_t rows, const E* weights
         });
     };
     if (visible) { // only rows of one tile leave out the keys that none of them sees
-        constexpr index_t group = traits::max_rows(traits::max_columns);
-        for (index_t row = 0; row < rows; row += group) {
-            const auto count = std::min(group, rows - row);
+        for_each_row_tile<T>(rows, [&](index_t row, index_t count) {
             const auto seen = [&](index_t first, index_t size) {
                 return operands_seen<E>(first, size, keys, visible, before, bit_range(row, count));
             };
@@ -64,7 +62,7 @@ void add_weighted_values(softmax_state<T>& state, index_t rows, const E* weights
             const auto add_run = [&](index_t first, index_t end) { add(row, count, first, end - first, std::exchange(begins, false)); };
             for_each_seen_run(operands, seen, add_run);
             if (begins) add_run(0, 0);
-        }
+        });
     } else {
         add(0, rows, 0, operands, true);
     }

@@ -67,9 +67,14 @@ struct visible_run {
     index_t count;                          ///< keys
     const std::uint8_t* gathered = nullptr; ///< [count] the numbers of those of the run that are left; null if all are
 
+    /// Forgets what rows see if all rows of the block see all keys that are left.
+    void simplify(index_t rows_of_block) {
+        const auto all = bit_range(0, rows_of_block);
+        if (std::all_of(rows, rows + count, [&](std::uint64_t seen) { return seen == all; })) rows = nullptr;
+    }
     /// Leaves out what no row sees, if that is most of the keys: a copy is made of those that are left. numbers: memory for them.
-    void gather(std::uint8_t* numbers) {
-        if (keys.full) return;
+    void gather(index_t rows_of_block, std::uint8_t* numbers) {
+        if (!rows) return;
         const auto seen = keys.count - std::count(rows, rows + keys.count, std::uint64_t{0});
         if (4 * seen > keys.count) return;
         count = 0;
@@ -79,11 +84,7 @@ struct visible_run {
             numbers[count++] = static_cast<std::uint8_t>(j);
         }
         gathered = numbers;
-    }
-    /// Forgets what rows see if all of them see all keys that are left.
-    void simplify(index_t rows_of_block) {
-        const auto all = bit_range(0, rows_of_block);
-        if (rows && std::all_of(rows, rows + count, [&](std::uint64_t seen) { return seen == all; })) rows = nullptr;
+        simplify(rows_of_block);
     }
     /// Calls f(first, keys) for the runs of keys that are left, `first` of them before these.
     void for_each_run(const auto& f) const {
@@ -102,7 +103,9 @@ inline visible_run visible_run_of(const visible_keys& pattern, const query_block
     pattern.find(queries, pass, keys, bits);
     while (keys.count > 0 && bits[keys.count - 1] == 0) --keys.count;
     for (; keys.count > 0 && *bits == 0; --keys.count, ++bits) keys.first += keys.step;
-    return {keys, bits, keys.count};
+    visible_run run{keys, bits, keys.count};
+    run.simplify(queries.rows());
+    return run;
 }
 
 /// What a query block sees of one span of keys, found once for all heads that see the same: a run of keys for each key block that some row
@@ -128,8 +131,7 @@ public:
             end_ = std::min(end, (floor_div(from, max_blocks) + 1) * max_blocks);
             for_each_visible_block(pattern, queries, pass, blocks, from, end_, [&](const key_run& keys) {
                 auto part = visible_run_of(pattern, queries, pass, keys, bits_ + count_ * block_keys_);
-                if (gathers_) part.gather(numbers_ + count_ * block_keys_);
-                part.simplify(queries.rows());
+                if (gathers_) part.gather(queries.rows(), numbers_ + count_ * block_keys_);
                 if (part.count > 0) parts_[count_++] = part;
             });
             if (count_ == 0) from = guess_ = first_visible_block(pattern, queries, pass, blocks, end_, end, guess_);

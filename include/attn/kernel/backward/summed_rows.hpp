@@ -64,57 +64,56 @@ private:
 
 /// What is seen of a product whose rows are queries and whose depth is keys, or the other way round.
 struct seen_pairs {
-    const std::uint64_t* visible; ///< [keys] one bit for each query; null if all are seen
-    bool by_query;                ///< rows are queries
-    bool careful;                 ///< hidden pairs, 0 in A, are not touched: beside NaN 0 would be NaN
+    const std::uint64_t* visible = nullptr; ///< [keys] one bit for each query; null if all are seen
+    bool one_by_one = false;                ///< hidden pairs, 0 in A, are not touched: beside NaN 0 would be NaN
+
+    /// Of at most 64 from `first` on in a product's depth, those of which one of its rows is seen.
+    std::uint64_t seen(bool by_query, index_t row, index_t rows, index_t first, index_t count) const {
+        if (by_query) return keys_seen(visible + first, count, bit_range(row, rows));
+        return std::accumulate(visible + row, visible + row + rows, std::uint64_t{0}, std::bit_or());
+    }
 };
 
 /// Whether products of so many keys and rows take less time if tiles leave out what none of their rows sees: a quarter of it or more, by
 /// tiles of rows.
 template <Scalar T>
 bool are_sparse(const std::uint64_t* visible, index_t keys, index_t rows) {
-    constexpr index_t group = tile_traits<T>::max_rows(tile_traits<T>::max_columns);
-    index_t seen = 0, all = 0;
-    for (index_t row = 0; row < rows; row += group, all += keys)
+    index_t seen = 0;
+    for_each_row_tile<T>(rows, [&](index_t row, index_t count) {
         for_each_seen_run(
-            keys, [&](index_t first, index_t count) { return keys_seen(visible + first, count, bit_range(row, group)); },
-            [&](index_t first, index_t end) { seen += end - first; });
-    return 4 * seen <= 3 * all;
+            keys, [&](index_t first, index_t size) { return keys_seen(visible + first, size, bit_range(row, count)); },
+            [&](index_t first, index_t end) { seen += (end - first) * count; });
+    });
+    return 4 * seen <= 3 * keys * rows;
 }
 
-/// `rows` rows of a product that adds to C, of so many channels in whole registers. What is hidden, 0 in A, is left out where all rows of a
-/// tile share it; the bits are the same.
+/// `rows` rows of a product that adds to C, of so many channels in whole registers. A, [keys][queries], is read as it lies or transposed.
+/// What is hidden, 0 in A, is left out where all rows of a tile share it; the bits are the same.
 template <Scalar T>
-void add_products(tile_product<T> product, index_t rows, index_t channels, const seen_pairs& pairs) {
+void add_products(const tile_product<T>& product, index_t rows, index_t channels, const seen_pairs& pairs) {
     using lanes = simd::lanes<T>;
-    using traits = tile_traits<T>;
-    const auto* const visible = pairs.visible;
-    if (!visible) return multiply_wide<T>(rows, channels / lanes::size, product, no_prefetch());
-    if (pairs.careful) {
+    const bool by_query = product.a.row_stride == 1;
+    if (!pairs.visible) return multiply_wide<T>(rows, channels / lanes::size, product, no_prefetch());
+    if (pairs.one_by_one) {
         for (index_t i = 0; i < rows; ++i)
             for (index_t c = 0; c < channels; c += lanes::size) {
                 T* const at = product.c.address(i, c);
                 auto sum = lanes::load(at);
                 for (index_t d = 0; d < product.depth; ++d)
-                    if (pairs.by_query ? visible[d] >> i & 1 : visible[i] >> d & 1)
+                    if (by_query ? pairs.visible[d] >> i & 1 : pairs.visible[i] >> d & 1)
                         sum = fma(lanes(product.a(i, d)), lanes::load(product.b.address(d, c)), sum);
                 sum.store(at);
             }
         return;
     }
-    constexpr index_t group = traits::max_rows(traits::max_columns);
-    for (index_t row = 0; row < rows; row += group) {
-        const auto count = std::min(group, rows - row);
-        const auto seen = [&](index_t first, index_t size) {
-            if (pairs.by_query) return keys_seen(visible + first, size, bit_range(row, count));
-            return std::accumulate(visible + row, visible + row + count, std::uint64_t{0}, std::bit_or());
-        };
+    for_each_row_tile<T>(rows, [&](index_t row, index_t count) {
+        const auto seen = [&](index_t first, index_t size) { return pairs.seen(by_query, row, count, first, size); };
         for_each_seen_run(product.depth, seen, [&](index_t first, index_t end) {
             const tile_product<T> run{
                 .a = product.a.from(row, first), .b = product.b.from(first), .depth = end - first, .c = product.c.from(row), .adds = true};
             multiply_wide<T>(count, channels / lanes::size, run, no_prefetch());
         });
-    }
+    });
 }
 
 } // namespace attn::kernel

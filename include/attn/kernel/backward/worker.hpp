@@ -151,8 +151,7 @@ private:
             const auto block = block_of(tile, tile + 1);
             auto asked = keys;
             asked.full = full;
-            auto run = visible_run_of(call_->pattern, block, pass, asked, seen_);
-            run.simplify(block.rows());
+            const auto run = visible_run_of(call_->pattern, block, pass, asked, seen_);
             if (run.keys.count > 0) add(block, run.keys, run.rows);
         });
     }
@@ -189,15 +188,13 @@ private:
         for (index_t j = 0; careful && j < count; ++j) seen_[j] = rows_not_hidden<T>(scores_ + j * stride, stride) & bit_range(0, rows);
         weigh_gradients<T>(known, scores_, products_, slopes ? slopes_ : nullptr, count, stride);
 
-        const bool sparse = !careful && visible && are_sparse<T>(visible, count, rows);
+        const auto pairs = careful                                          ? seen_pairs{seen_, true}
+                           : visible && are_sparse<T>(visible, count, rows) ? seen_pairs{visible}
+                                                                            : seen_pairs{};
         const auto key = (keys.first - first_key_) / keys.step;
         const auto add_to = [&](summed_rows<T>& sums, index_t row, index_t of_rows, const row_block<const T>& a, const auto& b,
                                 index_t depth) {
-            add_products<T>({.a = a, .b = b, .depth = depth, .c = sums.from(row), .adds = true}, of_rows, sums.width(),
-                            {careful  ? seen_
-                             : sparse ? visible
-                                      : nullptr,
-                             a.row_stride == 1, careful});
+            add_products<T>({.a = a, .b = b, .depth = depth, .c = sums.from(row), .adds = true}, of_rows, sums.width(), pairs);
         };
         if (task_->of_keys && wanted.values.data()) add_to(of_values_, key, count, {scores_, stride, 1}, d_out_rows, rows);
         if (task_->of_keys && wanted.keys.data()) add_to(of_keys_, key, count, {products_, stride, 1}, q, rows);

@@ -53,8 +53,8 @@ public:
             decay_[t] = at(of_.decays, t);
             key_[t] = at(of_.keys, t);
             if (erases_) erased_[t] = at(of_.erased, t);
-            d_decay_[t] = lanes(T{0});
         }
+        if (of_decays_) std::fill_n(d_decay_, count_, lanes(T{0}));
         read_from_tokens();
         read_by_tokens();
         if (!of_decays_) return;
@@ -108,10 +108,10 @@ private:
         for (index_t j = 0; j < count_; ++j) {
             const auto left = at(of_.left, j);
             d_key[j] = at(of_.d_keys, j) * left;
+            if (erases_) d_erased[j] = at(of_.d_erased, j) * left;
+            if (!of_decays_) continue;
             end_[j] = key_[j] * d_key[j];
-            if (!erases_) continue;
-            d_erased[j] = at(of_.d_erased, j) * left;
-            end_[j] = fma(erased_[j], d_erased[j], end_[j]);
+            if (erases_) end_[j] = fma(erased_[j], d_erased[j], end_[j]);
         }
         const auto go_back = [&](T* rows, index_t first_row, const T* weights, const T* erased_weights, index_t behind, bool own) {
             lanes x[chunk];

@@ -43,7 +43,7 @@ public:
             f(worker);
         };
         run.for_each(batch * cut.query_parts, [&](index_t number, index_t slice) {
-            const auto task = task_of(call, cut, number / cut.query_parts, number % cut.query_parts);
+            const auto task = task_of(call, cut, number / cut.query_parts, number % cut.query_parts, cut.query_parts);
             in_worker(slice, [&](worker_type& worker) { worker.find_delta(task); });
         });
 
@@ -56,13 +56,13 @@ public:
             in_worker(slice, [&](worker_type& worker) {
                 if (number < query_tasks) {
                     const auto part = number % cut.query_parts;
-                    worker(task_of(call, cut, number / cut.query_parts, part), true, false, own.sums_of(wanted, number));
+                    worker(task_of(call, cut, number / cut.query_parts, part, cut.query_parts), true, false, own.sums_of(wanted, number));
                     return;
                 }
                 const auto b = (number - query_tasks) / cut.key_parts, part = (number - query_tasks) % cut.key_parts;
                 worker.begin_keys(b, cut.keys_of(part));
                 for (index_t queries = 0; queries < cut.query_parts; ++queries) {
-                    auto task = task_of(call, cut, b, queries);
+                    auto task = task_of(call, cut, b, queries, cut.query_parts);
                     task.keys = cut.keys_of(part);
                     worker(task, cut.joint, true, cut.joint ? own.sums_of(wanted, b * cut.query_parts + queries) : mixing_sums{});
                 }
@@ -187,10 +187,7 @@ private:
         const execution& run_;
     };
 
-    /// A part of the queries of an entry, with all keys.
-    static talking_gradient_task task_of(const talking_gradient_call<T>& call, const parts& cut, index_t b, index_t part) {
-        return task_of(call, cut, b, part, cut.query_parts);
-    }
+    /// One of so many parts of the queries of an entry, with all keys.
     static talking_gradient_task task_of(const talking_gradient_call<T>& call, const parts& cut, index_t b, index_t part, index_t parts) {
         const auto step = common_step(call.pattern, call.shape, b);
         const auto blocks = tile_count(call.in.queries.shape().tokens, worker_type::max_queries, step);

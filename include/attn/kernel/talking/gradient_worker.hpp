@@ -163,6 +163,7 @@ private:
             if (!all_visible_) hide_scores<T>(scores, count, stride(), memory_.visible + (s_.heads_alike ? 0 : c) * memory_.block_keys);
         }
         all_seen_ = find_seen(memory_.scores, s_.heads, memory_.head_stride, count, stride(), memory_.seen);
+        is_sparse_ = !all_seen_ && are_sparse<T>(memory_.seen, count, block_.tokens.count);
         if (s_.mixes_logits) forget_unseen(memory_.logits, s_.query_heads, count);
         for_each_head(call_.in.values, memory_.values, s_.value_heads, keys, [&](index_t e, index_t, const auto& rows) {
             memory_.d_out[e].multiply(rows, count, seen(), tile(memory_.of_mixed, e), no_prefetch());
@@ -267,18 +268,18 @@ private:
                                  .depth = count,
                                  .c = {memory_.of_queries + a * max_queries * wide, wide, 1},
                                  .adds = true},
-                                block_.tokens.count, wide, seen_beside(are_finite<T>(rows, count, wide), true));
+                                block_.tokens.count, wide, seen_beside(are_finite<T>(rows, count, wide)));
         });
     }
     /// What is told of a tile's pairs beside rows that are finite, or not.
-    seen_pairs seen_beside(bool finite, bool by_query) const { return {finite ? nullptr : memory_.seen, by_query, !finite}; }
+    seen_pairs seen_beside(bool finite) const { return {finite && !is_sparse_ ? nullptr : memory_.seen, !finite}; }
     /// Adds the block's rows, weighted by a tile, to those of the keys.
     void add_to_keys(const T* weights, const key_run& keys, const T* rows, index_t row_stride, summed_rows<T>& sums,
                      const tensor_view<T>& to, index_t head, bool finite) const {
         sums.begin(to, block_.batch, head, keys.first - call_.in.positions.first_key[block_.batch], keys.step, keys.count);
         add_products<T>(
             {.a = {weights, stride(), 1}, .b = {rows, row_stride, 1}, .depth = block_.tokens.count, .c = sums.from(0), .adds = true},
-            keys.count, row_stride, seen_beside(finite, false));
+            keys.count, row_stride, seen_beside(finite));
         sums.end();
     }
 
@@ -288,8 +289,8 @@ private:
     memory_type memory_;
     talking_gradient_task task_{};
     query_block block_;
-    bool finite_queries_ = true, finite_d_out_ = true; ///< of the query block
-    bool all_visible_ = false, all_seen_ = false;      ///< of the tile
+    bool finite_queries_ = true, finite_d_out_ = true;                ///< of the query block
+    bool all_visible_ = false, all_seen_ = false, is_sparse_ = false; ///< of the tile
     const mixing_sums* mixing_sums_ = nullptr;
     derived_by by_{}; ///< what scores are derived by
     bool of_queries_ = false, of_keys_ = false, of_values_ = false;

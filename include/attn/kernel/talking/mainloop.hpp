@@ -126,7 +126,7 @@ private:
             for (index_t j = 0; j < block.keys.count; ++j) block.seen[j] &= bit_range(0, block_.tokens.count);
         }
         for (index_t c = 0; c < s.heads; ++c) {
-            memory_.states[c].push(weights(block, c), block.keys.count, stride());
+            memory_.states[c].push(weights(block, c), block.keys.count, stride(), block.keys.full ? nullptr : visible(c));
             if (s.mixes_weights) std::copy_n(memory_.states[c].maximum, stride(), block.maximum + c * memory_type::max_queries);
         }
     }
