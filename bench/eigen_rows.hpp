@@ -12,6 +12,8 @@
 #pragma GCC diagnostic pop
 #endif
 
+#include <limits>
+
 namespace attn::bench {
 
 template <Scalar T>
@@ -28,6 +30,15 @@ auto rows_of(const tensor_view<T>& t, index_t batch, index_t head, index_t first
 template <class T>
 auto head_of(const tensor_view<T>& t, index_t batch, index_t head) {
     return rows_of(t, batch, head, 0, t.shape().tokens);
+}
+
+/// A row's scores become e^(x - top), top the largest. What is so small that it changes no sum is 0: subnormal numbers, which Eigen's
+/// exponential of -infinity is one of without AVX-512, take processors many times as long.
+template <class Row>
+void exponentiate(Row& row, typename Row::Scalar top) {
+    using numbers = std::numeric_limits<typename Row::Scalar>;
+    row = (row - top).exp();
+    row = (row < numbers::min() / numbers::epsilon()).select(typename Row::Scalar{0}, row);
 }
 
 } // namespace attn::bench

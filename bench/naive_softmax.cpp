@@ -41,7 +41,7 @@ void eigen_forms<T>::softmax(const inputs<T>& in, const outputs<T>& out, T scale
                 if (out.log_sum_exp.data()) out.log_sum_exp(b, h, i, 0) = nothing;
                 continue;
             }
-            row = (row - top).exp();
+            exponentiate(row, top);
             const T sum = row.sum() + std::exp(sink - top);
             row /= sum;
             if (out.log_sum_exp.data()) out.log_sum_exp(b, h, i, 0) = top + std::log(sum);

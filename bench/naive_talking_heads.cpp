@@ -40,7 +40,7 @@ void naive_piece(const inputs<T>& in, const outputs<T>& out, T scale, const naiv
             const T top = m > 0 ? std::max(sink, row.maxCoeff()) : sink;
             T sum = 0;
             if (top != nothing) {
-                row = (row - top).exp();
+                exponentiate(row, top);
                 sum = row.sum() + std::exp(sink - top);
                 row /= sum;
             } else {
