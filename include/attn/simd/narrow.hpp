@@ -84,7 +84,8 @@ struct narrow_lanes {
                 if constexpr (streaming) _mm256_stream_si256(at, rounded);
                 else _mm256_storeu_si256(at, rounded);
             };
-            if constexpr (format == narrow_format::half) return store(_mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+            if constexpr (format == narrow_format::half)
+                return store(_mm512_maskz_cvtps_ph(static_cast<__mmask16>(~0u), x, _MM_FROUND_TO_NEAREST_INT));
             else {
                 const auto bits = _mm512_castps_si512(x);
                 const auto odd = _mm512_test_epi32_mask(bits, _mm512_set1_epi32(0x10000));
