@@ -107,4 +107,13 @@ void backward(const A& op, const inputs<T>& in, const std::type_identity_t<saved
     op.backward(in, saved, d_out, wanted, run);
 }
 
+/// No call: gradients of another operator are refused in one sentence when the program is compiled.
+template <DifferentiableAttention A, Scalar T, class Wanted>
+    requires(!std::convertible_to<const Wanted&, const gradients_of<A, T>&>)
+void backward(const A&, const inputs<T>&, const std::type_identity_t<saved_outputs<T>>&, const std::type_identity_t<output_gradients<T>>&,
+              const Wanted&, const detail::call_execution& = {}) {
+    constexpr bool own = std::convertible_to<const Wanted&, const gradients_of<A, T>&>;
+    static_assert(own, "attn: wanted is gradients of the operator and the tensors' scalar type: attn::gradients_of<Operator, float>");
+}
+
 } // namespace attn
