@@ -1,4 +1,5 @@
-// attn_bench: how fast every operator is, as a share of what the machine can do. Google Benchmark's options, and --quick.
+// attn_bench: how fast every operator is, as a share of what the machine can do. Google Benchmark's options, --quick, and --goals, which prints
+// at the end what we mean to reach.
 #include "bench_report.hpp"
 #include "fma_peak.hpp"
 
@@ -42,6 +43,7 @@ public:
         if (!naive_.empty()) state.counters["vs_naive"] = quartiles_of(naive_).median * flops / s.useful_flops();
         state.counters["visited"] = s.visited_flops() / s.useful_flops();
         state.counters["useful_share"] = s.useful_flops() / r.dense_flops();
+        state.counters["queries"] = static_cast<double>(r.problem.queries);
         state.counters["bytes"] = s.tensor_bytes();
         if (bandwidth_ > 0) state.counters["bandwidth"] = s.tensor_bytes() * static_cast<double>(state.iterations()) / seconds / bandwidth_;
         state.counters["workspace_bytes"] = s.workspace_bytes();
@@ -100,7 +102,7 @@ std::size_t row_count(const std::vector<std::string>& arguments) {
 }
 
 int run(std::vector<std::string> arguments) {
-    const bool quick = std::erase(arguments, "--quick") > 0;
+    const bool quick = std::erase(arguments, "--quick") > 0, prints_goals = std::erase(arguments, "--goals") > 0;
     // Before the caller's, so that those count.
     arguments.insert(arguments.begin() + 1,
                      {std::string("--benchmark_repetitions=") + (quick ? "3" : "21"), "--benchmark_min_time=" ATTN_BENCH_SECONDS,
@@ -120,7 +122,7 @@ int run(std::vector<std::string> arguments) {
             benchmark::RegisterBenchmark(r.name().c_str(), [&](benchmark::State& state) { rows_runner.run(r, state); });
         if (r.family == "sweep" || r.family == "crossover") registered->Repetitions(5);
     }
-    report printed(row_count(arguments));
+    report printed(row_count(arguments), prints_goals);
     const auto ran = benchmark::RunSpecifiedBenchmarks(&printed);
     printed.print_summary();
     benchmark::Shutdown();

@@ -19,6 +19,28 @@ void print_cells(const std::string& name, const std::vector<std::string>& cells)
     std::cout << std::endl;
 }
 
+/// Medians of a row that tell what bounds it.
+struct row_facts {
+    double share, bandwidth, idle, visited, queries;
+};
+/// Why a row has less than half of the peak, and of the bandwidth, if that is known: two spaces and words.
+std::string why_slow(const row_facts& row) {
+    constexpr double half = 0.5, much_idle = 0.03, many_hidden = 1.3, few_queries = 32;
+    if (row.share >= half || row.bandwidth >= half) return "";
+    if (row.idle > much_idle) return "  busy: other programs ran";
+    if (row.queries < few_queries) return "  few queries";
+    return row.visited > many_hidden ? "  computes hidden pairs" : "";
+}
+/// What to say of a program that does without instructions which this processor has.
+std::string build_note() {
+#if defined(__x86_64__) && defined(__GNUC__)
+    const int bits = __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw") ? 512 : __builtin_cpu_supports("avx2") ? 256 : 128;
+    if (bits > register_bits()) return "built for registers of " + std::to_string(register_bits()) + " bits, where this processor has " + std::to_string(bits) +
+                                       ": -march=native would be faster, and shares are of the lower peak\n";
+#endif
+    return "";
+}
+
 } // namespace
 
 void label(benchmark::State& state) { state.SetLabel(instruction_set() + ", " + compiler()); }
@@ -28,12 +50,12 @@ bool report::ReportContext(const Context& context) {
     std::cout << instruction_set() << ", " << compiler() << ", " << cpu.num_cpus << " processors at "
               << fixed_text(cpu.cycles_per_second / 1e9, 1) << " GHz";
     if (!cpu.load_avg.empty()) std::cout << ", load before " << fixed_text(cpu.load_avg.front(), 1);
-    std::cout
-        << "\nmedians over repetitions; spread: between the quarters of them below and above\n"
+    std::cout << '\n' << build_note()
+        << "medians over repetitions; spread: between the quarters of them below and above\n"
         << "of peak: share of the FMA peak measured beside each, of the work on visible pairs; visited: pairs that are computed over visible "
            "ones;\nof memory: share of the bandwidth of reading, more than all of it from a "
            "cache;\nvs naive: Eigen with n x n scores; n x n: those of one head\n\n";
-    print_cells("row", {"time", "spread", "Gflop/s", "of peak", "visited", "of memory", "vs naive", "workspace", "n x n"});
+    print_cells("row", {"time", "spread", "Gflop/s", "of peak", "visited", "of memory", "vs naive", "workspace", "n x n", "  why slow"});
     return true;
 }
 
@@ -101,17 +123,20 @@ void report::print_row(const std::string& name, std::map<std::string, std::vecto
     }
     const auto& r = results_[name] = {quartiles_of(values["seconds"]), quartiles_of(values["peak"]), quartiles_of(values["flops"]),
                                       median("useful_share")};
-    if (name.find("/threads:1") != std::string::npos && !name.starts_with("ranks/")) idle_.push_back(median("idle"));
+    const bool tells_idle = name.find("/threads:1") != std::string::npos && !name.starts_with("ranks/");
+    if (tells_idle) idle_.push_back(median("idle"));
     print_cells(name, {time_text(r.seconds.median), percent_text(r.seconds.spread()), fixed_text(r.flops.median / 1e9, 1),
                        percent_text(r.share.median), ratio_text(median("visited")), percent_text(median("bandwidth")), ratio_text(median("vs_naive")),
-                       bytes_text(median("workspace_bytes")), bytes_text(median("matrix_bytes"))});
+                       bytes_text(median("workspace_bytes")), bytes_text(median("matrix_bytes")),
+                       why_slow({.share = r.share.median, .bandwidth = median("bandwidth"), .idle = tells_idle ? median("idle") : 0,
+                                 .visited = median("visited"), .queries = median("queries")})});
 }
 
 void report::print_summary() const {
     print_comparisons();
     print_crossover();
     print_growth();
-    print_goals();
+    if (prints_goals_) print_goals();
     if (idle_.empty()) return;
     const auto idle = quartiles_of(idle_);
     if (idle.high > 0.03)

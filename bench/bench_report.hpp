@@ -1,4 +1,4 @@
-// What the benchmark prints: a line for each row as it is done, and at the end what was reached of what was meant to be.
+// What the benchmark prints: a line for each row as it is done, and at the end comparisons.
 #pragma once
 
 #include "bench_rows.hpp"
@@ -18,13 +18,14 @@ void label(benchmark::State& state);
 /// Benchmark's own.
 class report final : public benchmark::BenchmarkReporter {
 public:
-    explicit report(std::size_t rows) : rows_(rows) {}
+    /// prints_goals: at the end, what was reached of what we mean to reach.
+    report(std::size_t rows, bool prints_goals) : rows_(rows), prints_goals_(prints_goals) {}
 
     bool ReportContext(const Context& context) override;
     void ReportRuns(const std::vector<Run>& runs) override;
 
-    /// The goals and comparisons whose rows were timed, how the times of the sweeps grow, and a warning if other programs took much of
-    /// the processor.
+    /// The comparisons whose rows were timed, how the times of the sweeps grow, goals if they are asked for, and a warning if other
+    /// programs took much of the processor.
     void print_summary() const;
 
 private:
@@ -41,6 +42,7 @@ private:
     void print_row(const std::string& name, std::map<std::string, std::vector<double>>& values);
 
     std::size_t rows_, done_ = 0;
+    bool prints_goals_;
     std::chrono::steady_clock::time_point began_ = std::chrono::steady_clock::now(), told_ = began_;
     std::map<std::string, result> results_;
     bool has_table_heading_ = false;

@@ -4,7 +4,7 @@ file(REMOVE_RECURSE ${FOLDER})
 file(MAKE_DIRECTORY ${FOLDER})
 set(names attend/softmax/n:512/d:64/h:12/threads:1 attend/softmax/b:8/n:197/d:64/h:3/threads:1)
 execute_process(
-  COMMAND ${BENCH} --quick "--benchmark_filter=^attend/softmax/(n:512/d:64|b:8)" --benchmark_repetitions=2 --benchmark_out=${FOLDER}/bench.json
+  COMMAND ${BENCH} --quick --goals "--benchmark_filter=^attend/softmax/(n:512/d:64|b:8)" --benchmark_repetitions=2 --benchmark_out=${FOLDER}/bench.json
   RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE error)
 if(NOT result EQUAL 0)
   message(FATAL_ERROR "exit code ${result}\n${output}\n${error}")
@@ -56,13 +56,13 @@ execute_process(
     --benchmark_repetitions=1
   RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE error)
 if(NOT result EQUAL 0 OR NOT output MATCHES "\nsoftmax +1024 to 2048 +[12]\\.[0-9]" OR NOT output MATCHES "\ntalking_heads_overhead\n"
-   OR NOT output MATCHES "\nlinear +(-|n = 64) +[0-9.]+x\n")
+   OR NOT output MATCHES "\nlinear +(-|n = 64) +[0-9.]+x\n" OR output MATCHES "\ngoal ")
   message(SEND_ERROR "exit code ${result}\n${output}\n${error}")
 endif()
 
 # 16 bits: half the bytes, and a comparison with floats.
 execute_process(
-  COMMAND ${BENCH} "--benchmark_filter=^attend/softmax/n:2048/d:64/h:12/threads:1(/bf16)?$" --benchmark_repetitions=1
+  COMMAND ${BENCH} --goals "--benchmark_filter=^attend/softmax/n:2048/d:64/h:12/threads:1(/bf16)?$" --benchmark_repetitions=1
     --benchmark_out=${FOLDER}/stored.json
   RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE error)
 if(NOT result EQUAL 0 OR NOT output MATCHES "\n16 bits\n" OR NOT output MATCHES "\nfull, d 64, n 2048, in bf16 against float ")
