@@ -59,7 +59,7 @@ template <bool blend, bool streaming, int rows, Scalar T>
 [[gnu::always_inline]] inline void map_rows(const row_block<const T>& from, const row_block<T>& to, index_t channels,
                                             const channel_maps<T>& maps, T kept) {
     using lanes = simd::lanes<T>;
-    constexpr int size = lanes::size, bytes_ahead = 2048;
+    constexpr int size = lanes::size, ahead = 2048 / sizeof(T);
     const T* const x = from.data;
     T* const out = to.data;
     const auto x_stride = from.row_stride, out_stride = to.row_stride;
@@ -69,7 +69,8 @@ template <bool blend, bool streaming, int rows, Scalar T>
         const auto centre = lanes::load(maps.centre + c), scale = lanes::load(maps.scale + c), offset = lanes::load(maps.offset + c);
         simd::unroll<rows>([&](auto r) {
             auto y = fma(lanes::load(x + r * x_stride + c) - centre, scale, offset);
-            simd::prefetch(x + r * x_stride + c + bytes_ahead / static_cast<int>(sizeof(T)));
+            simd::prefetch(x + r * x_stride + c + ahead);
+            if constexpr (!streaming) simd::prefetch_to_write(out + r * out_stride + c + ahead);
             if constexpr (blend) y = fma(share, lanes::load(out + r * out_stride + c), y);
             if constexpr (streaming) y.store_streaming(out + r * out_stride + c);
             else y.store(out + r * out_stride + c);

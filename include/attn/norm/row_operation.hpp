@@ -80,6 +80,7 @@ struct row_passes {
             }
             if constexpr (writes) {
                 const auto y = mapped(read(x + c), centre, scale, offset, c, load);
+                if constexpr (sums && is_whole && !past_caches) simd::prefetch_to_write(out + c + ahead);
                 if constexpr (is_whole) kernel::store_stored<past_caches>(y, out + c);
                 else kernel::store_first_stored(y, out + c, count);
             }

@@ -31,6 +31,12 @@ inline constexpr int register_count =
     asm volatile("");
 }
 
+/// Asks for the cache line at an address that may be written soon: stores wait for theirs in a short queue.
+[[gnu::always_inline]] inline void prefetch_to_write(void* address) {
+    __builtin_prefetch(address, 1);
+    asm volatile("");
+}
+
 /// Ends a series of `lanes::store_streaming`.
 inline void finish_streaming() {
 #if defined(__SSE2__)
