@@ -97,28 +97,42 @@ private:
     static index_t tasks_of_an_entry(const shape& s) { return (s.tokens + tokens_of_a_task - 1) / tokens_of_a_task; }
     /// Some tokens, head after head.
     void prepare_tokens(index_t batch, index_t first, index_t count, T* features) const {
-        const auto each = [&](auto&& f) {
+        // Calls of_row(r, for_each_u) head by head; sums of a row are copied, so that they are in registers while its numbers go by.
+        const auto each = [&](auto&& of_row) {
             for (index_t h = 0; h < x.x.shape().heads; ++h) {
                 x(batch, h, first, count, features);
+                const T* const scale = scale_of(h);
                 for (index_t r = 0; r < count; ++r)
-                    simd::for_each_part<T>(padded, [&](index_t c, auto part, index_t) {
-                        f(r, part, focus(lanes::load(features + r * padded + c), lanes::load(scale_of(h) + c)));
+                    of_row(r, [row = features + r * padded, scale, this](auto&& f) {
+                        simd::for_each_part<T>(
+                            padded, [&](index_t c, auto part, index_t) { f(part, focus(lanes::load(row + c), lanes::load(scale + c))); });
                     });
             }
         };
         lanes largest[block];
         simd::wide_sum<T> squares[block], squares_of_powers[block];
         std::fill_n(largest, block, lanes(T{0}));
-        each([&](index_t r, auto, lanes u) { largest[r] = max(largest[r], u); });
+        each([&](index_t r, auto&& for_each_u) {
+            auto top = largest[r];
+            for_each_u([&](auto, lanes u) { top = max(top, u); });
+            largest[r] = top;
+        });
         for (index_t r = 0; r < count; ++r) {
             T of_lanes[static_cast<std::size_t>(lanes::size)];
             largest[r].store(of_lanes);
             inverse_largest[number_of(batch, first + r)] = 1 / *std::ranges::max_element(of_lanes);
         }
-        each([&](index_t r, auto part, lanes u) {
-            const auto w = u * lanes(inverse_largest[number_of(batch, first + r)]), power_of_w = raised(w, power);
-            squares[r].add(part, w, w);
-            squares_of_powers[r].add(part, power_of_w, power_of_w);
+        each([&](index_t r, auto&& for_each_u) {
+            // Beside the 1 in their sum smaller powers are nothing, but their squares may be subnormal, and then take many times as long.
+            const lanes inverse(inverse_largest[number_of(batch, first + r)]), no_less(0x1p-60);
+            auto of_w = squares[r], of_powers = squares_of_powers[r];
+            for_each_u([&](auto part, lanes u) {
+                const auto w = u * inverse, power_of_w = max(raised(w, power), no_less);
+                of_w.add(part, w, w);
+                of_powers.add(part, power_of_w, power_of_w);
+            });
+            squares[r] = of_w;
+            squares_of_powers[r] = of_powers;
         });
         for (index_t r = 0; r < count; ++r) {
             const auto at = number_of(batch, first + r);
