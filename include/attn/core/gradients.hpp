@@ -73,6 +73,21 @@ struct recurrent_gradients : input_gradients<T> {
     }
 };
 
+/// The gradients of a loss with respect to what a norm read: x (batch, heads, tokens, channels), weight and bias (channels). What has no
+/// memory is not wanted, and not computed.
+template <Scalar T>
+struct norm_gradients {
+    tensor_view<T> x = {};
+    std::span<T> weight = {};
+    std::span<T> bias = {};
+};
+
+/// The gradients of a loss with respect to what a rep_batch_norm read: as norm_gradients, and eta, one number.
+template <Scalar T>
+struct rep_norm_gradients : norm_gradients<T> {
+    std::span<T> eta = {};
+};
+
 namespace detail {
 
 /// What computes the gradient of an operator: specialised by the header that has it, with `workspace_bytes` and `run` of the operator and

@@ -14,15 +14,6 @@ struct token_gradients {
     tensor_view<T> x = {};
 };
 
-/// The gradients of a loss with respect to what a norm read: x (batch, heads, tokens, channels), weight and bias (channels). What has no
-/// memory is not wanted, and not computed.
-template <Scalar T>
-struct norm_gradients {
-    tensor_view<T> x = {};
-    std::span<T> weight = {};
-    std::span<T> bias = {};
-};
-
 /// A norm that has a gradient.
 /// - `gradients`: norm_gradients, token_gradients, or what else names its parameters, and x.
 /// - `backward_workspace_bytes(shape, concurrency)`: the scratch memory that `backward` needs.

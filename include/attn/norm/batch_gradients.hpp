@@ -7,12 +7,6 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
-/// The gradients of a loss with respect to what a rep_batch_norm read: as norm_gradients, and eta, one number.
-template <Scalar T>
-struct rep_norm_gradients : norm_gradients<T> {
-    std::span<T> eta = {};
-};
-
 namespace detail {
 
 /// What reaches a batch_norm plus eta times its input, and how its gradients are taken.
