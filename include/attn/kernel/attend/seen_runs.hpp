@@ -33,10 +33,12 @@ void for_each_seen_run(index_t count, const auto& seen, const auto& f) {
     if (end > 0) f(first, end);
 }
 
-/// Calls f(row, count) for the rows of a product that leave out together what none of them sees: a tile's, the tallest as often as it fits.
+/// Calls f(row, count) for the rows of a product that leave out together what none of them sees: a tile's of so many registers, the tallest
+/// as often as it fits.
 template <Scalar T>
-void for_each_row_tile(index_t rows, const auto& f) {
-    constexpr index_t tallest = tile_traits<T>::max_rows(tile_traits<T>::max_columns);
+void for_each_row_tile(index_t rows, index_t registers, const auto& f) {
+    using traits = tile_traits<T>;
+    const index_t tallest = traits::max_rows(static_cast<int>(std::min<index_t>(registers, traits::max_columns)));
     for (index_t row = 0; row < rows; row += tallest) f(row, std::min(tallest, rows - row));
 }
 

@@ -54,7 +54,7 @@ void add_weighted_values(softmax_state<T>& state, index_t rows, const E* weights
         });
     };
     if (visible) { // only rows of one tile leave out the keys that none of them sees
-        for_each_row_tile<T>(rows, [&](index_t row, index_t count) {
+        for_each_row_tile<T>(rows, state.value_stride / lane_count, [&](index_t row, index_t count) {
             const auto seen = [&](index_t first, index_t size) {
                 return operands_seen<E>(first, size, keys, visible, before, bit_range(row, count));
             };

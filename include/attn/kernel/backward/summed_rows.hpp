@@ -79,7 +79,7 @@ struct seen_pairs {
 template <Scalar T>
 bool are_sparse(const std::uint64_t* visible, index_t keys, index_t rows) {
     index_t seen = 0;
-    for_each_row_tile<T>(rows, [&](index_t row, index_t count) {
+    for_each_row_tile<T>(rows, tile_traits<T>::max_columns, [&](index_t row, index_t count) {
         for_each_seen_run(
             keys, [&](index_t first, index_t size) { return keys_seen(visible + first, size, bit_range(row, count)); },
             [&](index_t first, index_t end) { seen += (end - first) * count; });
@@ -106,7 +106,7 @@ void add_products(const tile_product<T>& product, index_t rows, index_t channels
             }
         return;
     }
-    for_each_row_tile<T>(rows, [&](index_t row, index_t count) {
+    for_each_row_tile<T>(rows, channels / lanes::size, [&](index_t row, index_t count) {
         const auto seen = [&](index_t first, index_t size) { return pairs.seen(by_query, row, count, first, size); };
         for_each_seen_run(product.depth, seen, [&](index_t first, index_t end) {
             const tile_product<T> run{
