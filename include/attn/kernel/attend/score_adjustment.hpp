@@ -87,16 +87,20 @@ void add_scratch(const scored_block<T>& tile, index_t head) {
     });
 }
 
-/// A bias lies in memory row by row while lanes are rows: each tile of it is transposed as it is added.
+/// A bias lies in memory row by row while lanes are rows: each tile of it is transposed as it is added. Behind a long run of keys another
+/// may follow, whose biases are asked for: rows are more streams than a processor's own prefetchers follow.
 template <Scalar T, Scalar U>
 void adjust_scores(const head_bias<U>& bias, const scored_block<T>& tile, index_t head) {
     static_assert(std::same_as<T, U>, "attn: an additive_bias has the scalar type of the tokens");
     if constexpr (std::same_as<T, U>) {
+        constexpr index_t long_run = 64, line = 64 / sizeof(T);
         const auto& [first, count, step] = tile.queries.tokens;
         const auto rows = bias.rows.from(first - bias.first_query, tile.keys.first - bias.first_key).every(step);
         as_they_lie(rows.transposed().every(tile.keys.step).transposed(), [&](auto from) {
             if (tile.queries.heads == 1)
                 return for_each_transposed(from, count, tile.keys.count, T{1}, [&](index_t j, index_t row, simd::lanes<T> column) {
+                    if (tile.keys.count >= long_run && j % line == 0)
+                        for (auto r = row; r < row + simd::lanes<T>::size; ++r) simd::prefetch_far(from.address(r, j + tile.keys.count));
                     T* const at = tile.scores + j * tile.stride + row;
                     biased<T>(simd::lanes<T>::load(at), column).store(at);
                 });
