@@ -39,9 +39,8 @@ void attend_with(const DifferentiableAttention auto& op, const call& c, const au
 template <DifferentiableNorm N>
 void normalise_with(const N& norm, const call& c) {
     using T = typename N::scalar;
-    const auto x = received<tensor_view<const T>>(c.in);
-    if (!c.d_out) return normalise(norm, x, received<tensor_view<T>>(c.out), caller{c});
-    backward(norm, x, received<tensor_view<const T>>(c.d_out), received<typename N::gradients>(c.out), caller{c});
+    if (!c.d_out) return normalise(norm, received<stored_view<const T>>(c.in), received<stored_view<T>>(c.out), caller{c});
+    backward(norm, received<tensor_view<const T>>(c.in), received<tensor_view<const T>>(c.d_out), received<typename N::gradients>(c.out), caller{c});
 }
 
 /// The wanted gradients of a score function. Throws argument_error if they are another's.
@@ -172,6 +171,12 @@ void run_as(const call& c) {
             });
         };
         return asked.value_matrix.data() ? with(linear_projection<T>{asked.value_matrix}) : with(shared_projection());
+    }
+    case operation::lsh_attention: {
+        const auto asked = received<compiled::lsh_attention<T>>(c.op);
+        const auto pattern = std::visit([](const auto& p) { return lsh_pattern(p); }, asked.pattern);
+        const lsh_attention<T> op{.rotations = asked.rotations, .chunk = asked.chunk, .pattern = pattern, .scale = asked.scale};
+        return attend_with<T>(op, c, [&] { return received<input_gradients<T>>(c.out); });
     }
     case operation::layer_norm: {
         const auto asked = received<compiled::layer_norm<T>>(c.op);

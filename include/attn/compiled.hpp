@@ -35,7 +35,16 @@ target widest();
 bool runs(target);
 
 /// The operators, then the norms.
-enum class operation { softmax_attention, linear_attention, linformer_attention, layer_norm, rms_norm, batch_norm, rep_batch_norm };
+enum class operation {
+    softmax_attention,
+    linear_attention,
+    linformer_attention,
+    lsh_attention,
+    layer_norm,
+    rms_norm,
+    batch_norm,
+    rep_batch_norm
+};
 
 /// A call. What it refers to of the program's has the library's layout, but is of other types: the library copies the bytes.
 struct call {
@@ -132,6 +141,19 @@ struct linformer_attention {
     using gradients = linformer_gradients<T>;
 };
 
+/// LSH attention: see attn::lsh_attention.
+template <Scalar T>
+struct lsh_attention {
+    static constexpr auto asked = operation::lsh_attention;
+
+    tensor_view<const T> rotations; ///< (rounds, heads or 1, d_k, buckets / 2)
+    std::optional<index_t> chunk = {};
+    std::variant<dense, causal> pattern = {};
+    std::optional<double> scale = {};
+
+    using gradients = input_gradients<T>;
+};
+
 /// LayerNorm: see attn::layer_norm.
 template <Scalar T>
 struct layer_norm {
@@ -205,12 +227,13 @@ void run(const Op& op, const In& in, const Out& out, E& executor, target where, 
 
 /// An operator, not a norm.
 template <class Op>
-concept Operator = Op::asked <= operation::linformer_attention;
+concept Operator = Op::asked <= operation::lsh_attention;
 
 } // namespace detail
 
-/// Calls the library's operator: softmax_attention, linear_attention or linformer_attention. Allocates its workspace for the call. Throws
-/// std::invalid_argument where attn's own call throws attention_error, which is one, and if this processor does not run `where`.
+/// Calls the library's operator: softmax_attention, linear_attention, linformer_attention or lsh_attention. q, k, v and out may be stored
+/// in 16 bits, as everywhere. Allocates its workspace for the call. Throws std::invalid_argument where attn's own call throws
+/// attention_error, which is one, and if this processor does not run `where`.
 template <template <class> class Op, Scalar T, Executor E = const sequential>
     requires detail::Operator<Op<T>>
 void attend(const Op<T>& op, const std::type_identity_t<inputs<T>>& in, const std::type_identity_t<outputs<T>>& out, E&& executor = {},
@@ -232,7 +255,7 @@ void backward(const Op<T>& op, const std::type_identity_t<inputs<T>>& in, const 
 /// Calls the library's norm: layer_norm, rms_norm, batch_norm or rep_batch_norm. As above; out may be x itself.
 template <template <class> class Norm, Scalar T, Executor E = const sequential>
     requires(!detail::Operator<Norm<T>>)
-void normalise(const Norm<T>& norm, const std::type_identity_t<tensor_view<const T>>& x, const std::type_identity_t<tensor_view<T>>& out,
+void normalise(const Norm<T>& norm, const std::type_identity_t<stored_view<const T>>& x, const std::type_identity_t<stored_view<T>>& out,
                E&& executor = {}, target where = widest()) {
     detail::run<T>(norm, x, out, executor, where);
 }

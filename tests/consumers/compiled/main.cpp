@@ -22,7 +22,7 @@ template <class T>
 struct problem {
     attn::shape queries{.batch = 2, .heads = 4, .tokens = 37, .channels = 24}, keys{.batch = 2, .heads = 2, .tokens = 53, .channels = 24};
     attn::tensor<T> q{queries}, k{keys}, v{keys}, out{queries}, log_sum_exp{{2, 4, 37, 1}}, bias{{1, 4, 37, 53}}, matrix{{1, 2, 7, 53}},
-        other_matrix{matrix.shape()}, d_out{queries}, d_rows{log_sum_exp.shape()};
+        other_matrix{matrix.shape()}, d_out{queries}, d_rows{log_sum_exp.shape()}, values_of_queries{queries}, rotations{{2, 1, 24, 4}};
     attn::inputs<T> in;
     std::vector<attn::index_t> lengths{53, 20};
     std::vector<double> slopes = attn::alibi_slopes(4), sinks{0.5, -1, 2, 0}, r1{0.5, 1, 2, 0.1}, r2{1, 0.5, 0.25, 2}, mean, variance;
@@ -32,7 +32,7 @@ struct problem {
     problem() {
         std::mt19937 random(1);
         std::uniform_real_distribution<T> number(-1, 1);
-        for (auto* t : {&q, &k, &v, &bias, &matrix, &other_matrix, &d_out, &d_rows})
+        for (auto* t : {&q, &k, &v, &bias, &matrix, &other_matrix, &d_out, &d_rows, &values_of_queries, &rotations})
             for (attn::index_t e = 0; e < t->shape().size(); ++e) t->data()[e] = number(random);
         for (int c = 0; c < 24; ++c) {
             mean.push_back(static_cast<double>(number(random)));
@@ -43,7 +43,8 @@ struct problem {
         in = {q, k, v, attn::bottom_right(37, 53)};
     }
 
-    void compare(const char* what, target where, const attn::tensor<T>& expected, const attn::tensor<T>& computed) {
+    /// rounding: of results that are stored in 16 bits.
+    void compare(const char* what, target where, const attn::tensor<T>& expected, const attn::tensor<T>& computed, T rounding = 0) {
         T difference = 0, largest = 1;
         for (attn::index_t e = 0; e < expected.shape().size(); ++e) {
             difference = std::isfinite(computed.data()[e]) ? std::max(difference, std::abs(expected.data()[e] - computed.data()[e])) : T(1);
@@ -52,7 +53,7 @@ struct problem {
         }
         ++compared;
         // The program's own instruction set gives the same bits, as its code is the same.
-        if (where == own ? difference == 0 : difference < 100 * std::numeric_limits<T>::epsilon() * largest) return;
+        if (where == own ? difference == 0 : difference < (100 * std::numeric_limits<T>::epsilon() + rounding) * largest) return;
         ++failures;
         std::printf("%s of %zu bytes, instruction set %d: off by %g\n", what, sizeof(T), static_cast<int>(where),
                     static_cast<double>(difference));
@@ -77,7 +78,8 @@ struct problem {
     void compare_gradients(const char* what, target where, const std::vector<attn::shape>& shapes, const auto& expect,
                            const auto& compute) {
         std::vector<attn::tensor<T>> expected(shapes.begin(), shapes.end()), computed(shapes.begin(), shapes.end());
-        for (auto& each : computed) forget(each);
+        for (auto* tensors : {&expected, &computed})
+            for (auto& each : *tensors) forget(each);
         expect(expected);
         compute(computed);
         for (std::size_t g = 0; g < shapes.size(); ++g) compare(what, where, expected[g], computed[g]);
@@ -90,7 +92,7 @@ struct problem {
         attn::attend(op, in, has_log_sum_exp ? attn::outputs<T>{out, log_sum_exp} : attn::outputs<T>{out}, threads);
         const auto saved = has_log_sum_exp ? attn::saved_outputs<T>{out, log_sum_exp} : attn::saved_outputs<T>{out};
         const auto given = has_log_sum_exp ? attn::output_gradients<T>{d_out, d_rows} : attn::output_gradients<T>{d_out};
-        shapes.insert(shapes.begin(), {queries, keys, keys});
+        shapes.insert(shapes.begin(), {in.queries.shape(), in.keys.shape(), in.values.shape()});
         compare_gradients(
             what, where, shapes,
             [&](auto& tensors) { attn::backward(op, in, saved, given, wanted.template operator()<of_headers>(tensors), threads); },
@@ -146,8 +148,50 @@ struct problem {
         differentiate(what, op, compiled, where, {}, []<class G>(auto& g) { return G{g[0], g[1], g[2]}; }, false);
     }
 
+    /// Tokens that are queries and keys, and no gradient of the keys.
+    void attend_by_hash(target where) {
+        const auto before = std::exchange(in, {q, q, values_of_queries});
+        for (const bool is_causal : {false, true}) {
+            attn::lsh_attention<T> op{.rotations = rotations, .chunk = 8};
+            attn::compiled::lsh_attention<T> compiled{.rotations = rotations, .chunk = 8};
+            if (is_causal) op.pattern = attn::causal(), compiled.pattern = attn::causal();
+            attend("LSH", op, compiled, where, true);
+            differentiate("LSH", op, compiled, where, {}, []<class G>(auto& g) { return G{g[0], {}, g[2]}; }, true);
+        }
+        in = before;
+    }
+    /// Tensors of 16-bit numbers.
+    template <class S>
+    void attend_stored(const char* what, target where) {
+        if constexpr (std::same_as<T, float>) {
+            const auto narrow = [](const attn::tensor<T>& from) {
+                attn::tensor<S> to(from.shape());
+                std::transform(from.data(), from.data() + from.shape().size(), to.data(), [](T x) { return static_cast<S>(x); });
+                return to;
+            };
+            const auto compare_stored = [&](const attn::tensor<S>& expected, const attn::tensor<S>& computed) {
+                attn::tensor<T> a(expected.shape()), b(expected.shape());
+                std::copy_n(expected.data(), expected.shape().size(), a.data());
+                std::copy_n(computed.data(), computed.shape().size(), b.data());
+                compare(what, where, a, b, 1 / T(64));
+            };
+            const auto narrow_q = narrow(q), narrow_k = narrow(k), narrow_v = narrow(v);
+            const attn::inputs<T> stored{narrow_q, narrow_k, narrow_v, attn::bottom_right(37, 53)};
+            attn::tensor<S> expected(queries), computed(queries);
+            attn::attend(attn::softmax_attention{.pattern = attn::causal()}, stored, attn::outputs<T>{expected});
+            attn::compiled::attend(attn::compiled::softmax_attention<T>{.pattern = attn::causal()}, stored, {computed}, threads, where);
+            compare_stored(expected, computed);
+            attn::normalise(attn::layer_norm<T>{.weight = weight, .bias = shift}, narrow_q, expected);
+            attn::compiled::normalise(attn::compiled::layer_norm<T>{.weight = weight, .bias = shift}, narrow_q, computed, threads, where);
+            compare_stored(expected, computed);
+        }
+    }
+
     void run(target where) {
         const attn::causal causal;
+        attend_by_hash(where);
+        attend_stored<Eigen::bfloat16>("bfloat16", where);
+        attend_stored<Eigen::half>("half", where);
         attend_patterned("dense", attn::dense{}, where);
         attend_patterned("causal", causal, where);
         attend_patterned("local", attn::pattern::local{5, 3}, where);
