@@ -32,8 +32,8 @@ public:
         return {{zeros(s.size()).data(), s, {0, 0, s.channels, 1}}, zeros(std::ssize(l.bias))};
     }
     norm_gradients<float> gradients_of(const layer_norm<float>& n) { return {{}, zeros(std::ssize(n.weight)), zeros(std::ssize(n.bias))}; }
-    void print_gradients(named_prints& prints) const {
-        for (const auto& numbers : gradients_) prints.add("transformer_block", "backward", std::span<const float>(numbers));
+    void print_gradients(named_prints& prints, const char* name) const {
+        for (const auto& numbers : gradients_) prints.add(name, "backward", std::span<const float>(numbers));
     }
 
 private:
@@ -62,16 +62,10 @@ void print_causal_convolution(named_prints& prints) {
     for (const auto* gradient : {&of_x, &of_weights, &of_bias, &of_state}) prints.add("causal_convolution", "backward", *gradient);
 }
 
-} // namespace
+constexpr index_t channels = 48, tokens = 37;
 
-void print_layers(named_prints& prints) {
-    print_causal_convolution<float>(prints);
-    if constexpr (is_tested<double>) print_causal_convolution<double>(prints);
-    constexpr index_t channels = 48, heads = 4, kv_heads = 2, d = 12, tokens = 37;
-    tensor<float> places({1, 1, tokens, channels});
-    fill_sinusoidal_positions<float>(places, 1000);
-    prints.add("sinusoidal_positions", "forward", places);
-
+void print_block(named_prints& prints, const char* name, bool post_norm) {
+    constexpr index_t heads = 4, kv_heads = 2, d = 12;
     weights w;
     const rotary<float> rotation(tokens, rotary_frequencies::yarn(d, 4, 16));
     const auto slopes = alibi_slopes(heads);
@@ -90,13 +84,14 @@ void print_layers(named_prints& prints) {
                            .feed_forward_norm = w.norm(channels),
                            .feed_forward = {.up = w.matrix(2 * channels, channels),
                                             .down = w.matrix(channels, 2 * channels),
-                                            .gate = w.matrix(2 * channels, channels)}};
+                                            .gate = w.matrix(2 * channels, channels)},
+                           .post_norm = post_norm};
     const auto x = random_tensor<float>({2, 1, tokens, channels}, 1), d_out = random_tensor<float>(x.shape(), 2);
     const layer_inputs<float> in{x};
     tensor<float> out(x.shape()), of_x(x.shape());
     workspace kept(kept_bytes(block, in));
     forward(block, in, out, kept);
-    prints.add("transformer_block", "forward", out);
+    prints.add(name, "forward", out);
 
     layer_gradients<block_type> wanted{.tokens = of_x};
     auto& of = wanted.parameters;
@@ -110,8 +105,20 @@ void print_layers(named_prints& prints) {
     of.feed_forward.down = w.gradients_of(block.feed_forward.down);
     of.feed_forward.gate = w.gradients_of(block.feed_forward.gate);
     backward(block, in, kept, d_out, wanted);
-    prints.add("transformer_block", "backward", of_x);
-    w.print_gradients(prints);
+    prints.add(name, "backward", of_x);
+    w.print_gradients(prints, name);
+}
+
+} // namespace
+
+void print_layers(named_prints& prints) {
+    print_causal_convolution<float>(prints);
+    if constexpr (is_tested<double>) print_causal_convolution<double>(prints);
+    tensor<float> places({1, 1, tokens, channels});
+    fill_sinusoidal_positions<float>(places, 1000);
+    prints.add("sinusoidal_positions", "forward", places);
+    print_block(prints, "transformer_block", false);
+    print_block(prints, "transformer_block_post_norm", true);
 }
 
 } // namespace attn::testing

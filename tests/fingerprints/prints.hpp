@@ -36,7 +36,7 @@ private:
     std::map<std::string, fingerprint> prints_;
 };
 
-/// Those of a transformer block of floats, of positions, and of a causal convolution.
+/// Those of transformer blocks of floats, of positions, and of a causal convolution.
 void print_layers(named_prints& prints);
 
 } // namespace attn::testing
