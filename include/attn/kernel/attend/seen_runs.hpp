@@ -34,10 +34,11 @@ void for_each_seen_run(index_t count, const auto& seen, const auto& f) {
 }
 
 /// Calls f(row, count) for the rows of a product that leave out together what none of them sees: a tile's of so many registers, the tallest
-/// as often as it fits.
+/// as often as it fits. A product of no registers has none.
 template <Scalar T>
 void for_each_row_tile(index_t rows, index_t registers, const auto& f) {
     using traits = tile_traits<T>;
+    if (registers == 0) return;
     const index_t tallest = traits::max_rows(static_cast<int>(std::min<index_t>(registers, traits::max_columns)));
     for (index_t row = 0; row < rows; row += tallest) f(row, std::min(tallest, rows - row));
 }
