@@ -5,6 +5,7 @@
 
 #include <bit>
 #include <cmath>
+#include <cstddef>
 #include <cstring>
 #include <limits>
 
@@ -24,6 +25,12 @@ inline constexpr T guard = [] {
 /// The distance of 1 to the next number, in which errors are counted.
 template <Scalar T>
 inline constexpr auto epsilon = static_cast<double>(std::numeric_limits<T>::epsilon());
+
+/// Memory of these bytes; all ones are a NaN in either precision. By memset: loops over bytes are what unoptimised tests would spend their time on.
+inline void fill(workspace& memory, std::byte with) {
+    const auto bytes = memory.bytes();
+    if (!bytes.empty()) std::memset(bytes.data(), std::to_integer<int>(with), bytes.size());
+}
 
 template <class T>
 bool same_bits(const T& a, const T& b) {

@@ -53,7 +53,7 @@ TEMPLATE_TEST_CASE("every operator: workspace_bytes suffice and may hold anythin
             const auto bytes = filling == std::byte{0} ? all : least;
             // Guards behind it, but not so many that the least becomes all.
             workspace memory(bytes + (bytes < all ? std::min<std::size_t>(4096, all - bytes - 1) : 4096));
-            std::ranges::fill(memory.bytes(), filling);
+            fill(memory, filling);
             auto ours = no_answer<TestType>(*op, p.shapes(), c.has_log_sum_exp);
             op->attend(in, ours.out(), execution(pool, memory));
             CHECK(same_bits(ours, expected));

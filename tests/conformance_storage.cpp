@@ -33,7 +33,7 @@ void check_storage(const attention_case& c, const problem& p, const std::array<s
     stored_tensor out(tensor<float>(expected.values.shape()), s[3].format, s[3].where);
     tensor<float> log_sum_exp(expected.log_sum_exp.shape());
     workspace memory(op->narrow_workspace_bytes(p.shapes(), executor.concurrency()));
-    std::ranges::fill(memory.bytes(), std::byte{0xff});
+    fill(memory, std::byte{0xff});
     op->attend({q.view(), k.view(), v.view(), p.positions}, {out.view(), c.has_log_sum_exp ? log_sum_exp.view() : tensor_view<float>()},
                execution(executor, memory));
 

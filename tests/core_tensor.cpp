@@ -90,7 +90,7 @@ TEST_CASE("workspace: aligned, grows, never shrinks", "[core]") {
     w.reserve(1000);
     CHECK(w.size_bytes() == 1000);
     CHECK(is_aligned(w.bytes().data()));
-    std::ranges::fill(w.bytes(), std::byte{1});
+    fill(w, std::byte{1});
     const auto* memory = w.bytes().data();
     w.reserve(10);
     CHECK(w.size_bytes() == 1000);

@@ -47,7 +47,7 @@ recurrent_gradient_answer<T> gradients_over(const partition& parts, const recurr
         if (rows.first > 0) own.first_state = untouched;
         thread_pool pool(threads + ranks.rank() % 2);
         workspace memory(t.with_rule(kind, {rows.first, rows.count}, [&](const auto& op) { return backward_workspace_bytes<T>(sequence_parallel{op, parts}, ranks.rank(), pool); }));
-        std::ranges::fill(memory.bytes(), std::byte{0xff});
+        fill(memory, std::byte{0xff});
         backward_on(ranks, parts, t, kind, given, own, execution(pool, memory));
         if (rows.first > 0) require(largest_magnitude(reference::widen(untouched.view())) == 0, "the gradient of the first state is the first rank's");
     }));

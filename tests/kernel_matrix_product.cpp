@@ -51,7 +51,7 @@ void multiply(const row_block<const T>& a, const row_block<const T>& b, const ro
               placed_matrix<T>& c, index_t depth, Executor& executor) {
     const product<T> p(c.rows, depth, c.columns);
     workspace memory(p.workspace_bytes(executor.concurrency()));
-    std::ranges::fill(memory.bytes(), std::byte{0xff});
+    fill(memory, std::byte{0xff});
     p(a, b, start, c.block(), memory.bytes().data(), execution(executor, memory));
 }
 

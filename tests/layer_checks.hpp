@@ -138,7 +138,7 @@ tensor<typename L::scalar> result_on(const L& layer, const layer_inputs<typename
     tensor<T> out(layer.output_shape(in.tokens.shape()));
     std::fill_n(out.data(), out.shape().size(), guard<T>);
     workspace memory(layer.workspace_bytes(in.tokens.shape(), in.context.shape(), std::max<index_t>(1, executor.concurrency())));
-    std::ranges::fill(memory.bytes(), std::byte{0xff});
+    fill(memory, std::byte{0xff});
     forward(layer, in, out.view(), execution(executor, memory));
     return out;
 }

@@ -219,7 +219,7 @@ public:
         : store(weights), out(given.shape()), layer_(layer), given_(&given), in_(&in), kept_(layer->kept_bytes(in.in())) {
         const auto concurrency = std::max<index_t>(1, static_cast<index_t>(executor.concurrency()));
         workspace memory(std::max(layer->workspace_bytes(in.in(), concurrency), layer->backward_workspace_bytes(in.in(), concurrency)));
-        for (auto* bytes : {&kept_, &memory}) std::ranges::fill(bytes->bytes(), std::byte{0xff}); // NaN
+        for (auto* bytes : {&kept_, &memory}) fill(*bytes, std::byte{0xff}); // NaN
         std::fill_n(out.data(), out.shape().size(), guard<T>);
         const execution run(executor, memory);
         layer->forward(in.in(), out, kept_, run);

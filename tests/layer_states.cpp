@@ -134,7 +134,7 @@ TEST_CASE("layers with states: the workspace that is said is enough, and no less
             INFO(bytes << " bytes for " << count << " tokens after " << first);
             tensor<float> out(in.tokens.shape());
             workspace less(bytes - 1), enough(bytes);
-            std::ranges::fill(enough.bytes(), std::byte{0xff});
+            fill(enough, std::byte{0xff});
             check_says(error_of([&] { forward(layer, state, in, out.view(), execution(pool, less)); }),
                        {std::string(layer.name), "workspace", std::to_string(bytes), "tokens", to_string(out.shape())});
             CHECK(state.size() == first);

@@ -38,7 +38,7 @@ answer<T> in_its_memory(const Op& op, const inputs<T>& in, const shape& rows) {
     sequential here;
     const auto bytes = workspace_bytes<T>(op, shapes_of(in), here);
     workspace memory(bytes + fence);
-    std::ranges::fill(memory.bytes(), untouched);
+    fill(memory, untouched);
     attn::attend(op, in, result.out(), execution(here, memory));
     CHECK(std::ranges::all_of(memory.bytes().subspan(bytes), [](std::byte b) { return b == untouched; }));
     return result;

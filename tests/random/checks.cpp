@@ -131,7 +131,7 @@ private:
         const auto threads = random_.number(1, 4);
         const bool tight = t_.op->has_least_workspace && random_.one_in(2);
         workspace memory(tight ? t_.op->least_workspace_bytes(s, threads) : t_.op->workspace_bytes(s, threads));
-        std::ranges::fill(memory.bytes(), std::byte{0xff}); // NaN, in either precision
+        testing::fill(memory, std::byte{0xff}); // NaN, in either precision
         const inputs<T> in{q.view(), k.view(), v.view(), t_.in.positions};
         const outputs<T> to{out.view(), with_log_sum_exp ? lse.view() : tensor_view<T>{}};
         on_threads(threads, memory, [&](const execution& run) { t_.op->attend(in, to, run); });
@@ -157,7 +157,7 @@ private:
         const bool with_log_sum_exp = has_log_sum_exp_ && random_.one_in(2), tight = t_.op->has_least_workspace && random_.one_in(2);
         const auto threads = random_.number(1, 4);
         workspace memory(tight ? t_.op->least_workspace_bytes(s, threads) : t_.op->workspace_bytes(s, threads, out.format() != narrow_format::none));
-        std::ranges::fill(memory.bytes(), std::byte{0xff});
+        testing::fill(memory, std::byte{0xff});
         on_threads(threads, memory, [&](const execution& run) {
             t_.op->attend({q.view(), k.view(), v.view(), t_.in.positions}, {out.view(), with_log_sum_exp ? rows.view() : tensor_view<T>{}}, run);
         });

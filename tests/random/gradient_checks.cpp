@@ -28,7 +28,7 @@ std::string broken_gradient(draw& random, const std::vector<defined_gradient<T>>
     }
     const auto threads = random.number(1, 4);
     workspace memory(workspace_bytes(threads));
-    std::ranges::fill(memory.bytes(), std::byte{0xff}); // NaN, in either precision
+    testing::fill(memory, std::byte{0xff}); // NaN, in either precision
     on_threads(threads, memory, [&](const execution& run) { call(wanted, true, run); });
     for (std::size_t g = 0; g < placed.size(); ++g) {
         const auto where = std::string(defined[g].name) + ", elsewhere (" + std::to_string(threads) + " threads): ";

@@ -32,7 +32,7 @@ double allowed(const tensor<T>& plain, const tensor<double>& exact, double large
     const auto threads = random.number(1, 4);
     const auto bytes = [&](auto format) { return attn::detail::workspace_bytes_for<decltype(format)>(op, {q.shape(), q.shape(), v.shape()}, threads); };
     workspace memory(out.format() == narrow_format::none ? bytes(0.0F) : bytes(attn::detail::sixteen_bits{}));
-    std::ranges::fill(memory.bytes(), std::byte{0xff});
+    testing::fill(memory, std::byte{0xff});
     on_threads(threads, memory, [&](const execution& run) { attend(op, tokens.view(), tokens.view(), values.view(), out.view(), run); });
     const auto problem = !testing::same_bits(lsh_buckets(tokens.view(), op.rotations), lsh_buckets(tokens.wide, op.rotations)) ? "other buckets"
                          : tokens.guards_intact() && values.guards_intact()                                                     ? other_numbers(out, expected)

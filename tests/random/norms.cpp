@@ -48,7 +48,7 @@ std::string broken_storage(draw& random, const any_norm<T>& norm, const tensor<T
     auto& to = random.one_in(3) ? from : room;
     const auto threads = random.number(1, 4);
     workspace memory(on_threads(threads, [&](const execution& on) { return norm.workspace_bytes(x.shape(), from.view().is_narrow() || to.view().is_narrow(), on); }));
-    std::ranges::fill(memory.bytes(), std::byte{0xff});
+    testing::fill(memory, std::byte{0xff});
     on_threads(threads, memory, [&](const execution& run) { norm.normalise(from.view(), to.view(), run); });
     const auto problem = from.guards_intact() ? other_numbers(to, expected) : "an input was written to";
     return problem.empty() ? problem : "stored " + testing::name_of(from.format()) + " " + testing::name_of(to.format()) + (&to == &from ? " in place" : "") + ": " + problem;

@@ -57,7 +57,7 @@ public:
         const sequence_parallel over{op, parts};
         auto problem = other_results(parts, op, Op::traits.has_log_sum_exp, [&](thread_communicator& ranks, const inputs<T>& in, const outputs<T>& out, thread_pool& threads) {
             workspace memory(workspace_bytes<T>(over, ranks.rank(), threads));
-            std::ranges::fill(memory.bytes(), std::byte{0xff});
+            testing::fill(memory, std::byte{0xff});
             attend(over, ranks, in, out, execution(threads, memory));
         });
         if constexpr (has_rank_gradient<Op>)

@@ -82,7 +82,7 @@ private:
         thread_pool threads(own.number(1, 3));
         {
             workspace memory(workspace_bytes<T>(over, ranks.rank(), threads));
-            std::ranges::fill(memory.bytes(), std::byte{0xff});
+            testing::fill(memory, std::byte{0xff});
             attend(over, ranks, in, outputs<T>{out.view()}, execution(threads, memory));
         }
         // Each rank wants what it likes.
@@ -102,7 +102,7 @@ private:
         if (with_last_) wanted.d_last_state = of_last.view();
         {
             workspace memory(backward_workspace_bytes<T>(over, ranks.rank(), threads));
-            std::ranges::fill(memory.bytes(), std::byte{0xff});
+            testing::fill(memory, std::byte{0xff});
             backward(over, ranks, in, saved_outputs<T>{out.view()}, output_gradients<T>{given.view()}, wanted, execution(threads, memory));
         }
         if (auto problem = other_bits(out.copy(), testing::rows_of(values_, rows.first, rows.count)); !problem.empty()) return problem;
