@@ -12,6 +12,7 @@ void attend_all(const tensor<float>& x) {
     call(linformer_attention{.key_projection = linear_projection<float>{.matrix = x}});
     call(linear_attention{});
     call(linear_attention{.pattern = causal{}});
+    call(linear_attention<cosformer_features>{{.length = 64}});
     call(simplified_linear_attention<dense, float>{});
     call(focused_linear_attention<dense, float>{});
     call(recurrent_attention{.rule = rule::gated_delta{}});
@@ -26,5 +27,7 @@ void normalise_all(const tensor<float>& x, const std::vector<float>& numbers, co
     call(batch_norm<float>{.mean = statistics, .variance = statistics});
     call(rep_batch_norm<float>{.batch = {.mean = statistics, .variance = statistics}});
 }
+
+void train(const tensor<float>& x, tensor<float>& of_x) { train_backward(batch_norm<float>{.batch_statistics = true}, x, x, {of_x}); }
 
 } // namespace attn

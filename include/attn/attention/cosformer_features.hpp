@@ -51,8 +51,11 @@ struct cosformer_features {
 private:
     template <Scalar T>
     friend class detail::cosformer_rows;
-    /// cos and sin of pi i / 2 M.
-    std::pair<double, double> turn(index_t position) const {
+    struct cosine_and_sine {
+        double cosine, sine;
+    };
+    /// Of pi i / 2 M.
+    cosine_and_sine turn(index_t position) const {
         const auto angle = static_cast<double>(position % (4 * length)) * (std::numbers::pi / 2 / static_cast<double>(length));
         return {simd::cos(angle), simd::sin(angle)};
     }

@@ -40,17 +40,12 @@ public:
         scratch memory(run.workspace().bytes().data());
         const layout own(memory, s, run.concurrency());
         const auto seen = call.is_running ? moments_view{} : own.statistics(call.x, call.mask, run);
-        // The mean of a channel, and sqrt(variance + eps).
-        const auto mean_and_root = [&](index_t c) {
-            const auto at = static_cast<std::size_t>(c);
-            const auto [mean, variance] =
-                call.is_running ? std::pair(norm.mean[at], norm.variance[at]) : std::pair(seen.mean[c], seen.variance(c, false));
-            return std::pair(mean, std::sqrt(variance + norm.eps));
+        const auto running = [&](std::span<const double> statistic, index_t c) { return statistic[static_cast<std::size_t>(c)]; };
+        const auto mean = [&](index_t c) { return call.is_running ? running(norm.mean, c) : seen.mean[c]; };
+        const auto deviation = [&](index_t c) {
+            return std::sqrt((call.is_running ? running(norm.variance, c) : seen.variance(c, false)) + norm.eps);
         };
-        own.normal.set(s.channels, 1, [&](index_t c) {
-            const auto [mean, root] = mean_and_root(c);
-            return channel_map{mean, 1 / root, 0};
-        });
+        own.normal.set(s.channels, 1, [&](index_t c) { return channel_map{mean(c), 1 / deviation(c), 0}; });
 
         const row_parts parts(s);
         run.for_each(parts.count, [&](index_t part, index_t) {
@@ -65,7 +60,7 @@ public:
             const auto at = static_cast<std::size_t>(c);
             const auto weight = norm.weight.empty() ? 1 : static_cast<double>(norm.weight[at]),
                        count = static_cast<double>(std::max<index_t>(1, seen.count));
-            own.slope[c] = static_cast<T>(weight / mean_and_root(c).second);
+            own.slope[c] = static_cast<T>(weight / deviation(c));
             own.mean_bias[c] = static_cast<T>(sums[0] / count);
             own.mean_weight[c] = static_cast<T>(sums[1] / count);
             if (!call.wanted.bias.empty()) call.wanted.bias[at] = static_cast<T>(call.share * sums[0]);

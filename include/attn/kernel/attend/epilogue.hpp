@@ -7,7 +7,6 @@
 #include "softmax_state.hpp"
 
 #include <bit>
-#include <tuple>
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
@@ -39,8 +38,10 @@ public:
         std::fill_n(sum_, max_block_rows, T{0});
         for (index_t row = 0; row < block.rows(); ++row) {
             const auto number = number_of(row), head = block.head_of(row);
-            std::tie(maximum_[row], sum_[row]) =
-                begins ? softmax_state<T>::at_start(sinks, head) : std::pair(known.maximum[number], known.sum[number]);
+            const auto [maximum, sum] = begins ? softmax_state<T>::at_start(sinks, head)
+                                               : typename softmax_state<T>::sums{known.maximum[number], known.sum[number]};
+            maximum_[row] = maximum;
+            sum_[row] = sum;
             rows_[row] = !out.values.is_narrow() ? out.values.rows(block.batch, head, block.token_of(row)).numbers().data
                          : known.values          ? known.values + number * channels()
                                                  : wide + row * channels();

@@ -10,7 +10,6 @@
 #include <cmath>
 #include <limits>
 #include <span>
-#include <utility>
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
@@ -72,10 +71,14 @@ struct softmax_state {
         T *const maximum = rows(), *const sum = rows(), *const factor = rows(), *const unit = rows();
         return {value_stride, maximum, sum, factor, unit, memory.take<T>(max_rows, value_stride)};
     }
-    /// m and l of a row that has seen no key. A sink per head, if there are any, is a key without a value that is there from the start.
-    static std::pair<T, T> at_start(std::span<const double> sinks, index_t head) {
+    /// m and l of one row. (Not a std::pair, of whose passing gcc has a note for everyone who compiles for AArch64.)
+    struct sums {
+        T maximum, sum;
+    };
+    /// Those of a row that has seen no key. A sink per head, if there are any, is a key without a value that is there from the start.
+    static sums at_start(std::span<const double> sinks, index_t head) {
         const T sink = sinks.empty() ? hidden : static_cast<T>(sinks[static_cast<std::size_t>(head)]);
-        return sink == hidden ? std::pair(nothing, T{0}) : std::pair(sink, T{1});
+        return sink == hidden ? sums{nothing, 0} : sums{sink, 1};
     }
     /// Begins rows of which no key has been seen.
     void begin(index_t rows, T of_values = 1) {
