@@ -14,12 +14,14 @@
 #include <attn/attention/simplified_linear_backward.hpp>
 #include <attn/attention/softmax_backward.hpp>
 #include <attn/attention/talking_heads_backward.hpp>
+#include <attn/layer/backward.hpp>
 #include <attn/layer/ragged.hpp>
 #include <attn/layer/transformer_block.hpp>
 #include <attn/layer/windowed.hpp>
 #include <attn/norm/layer_norm.hpp>
 #include <attn/pattern/causal.hpp>
 #include <attn/pattern/local.hpp>
+#include <attn/pattern/segments.hpp>
 
 namespace attn::testing {
 
@@ -173,6 +175,36 @@ TEST_CASE("ragged: a layer runs each sequence as if it were alone", "[layer]") {
             const auto ex = entry_of(x, starts, e), ey = entry_of(y, key_starts, e), er = entry_of(r, starts, e);
             CHECK(same_bits(entry_of(out, starts, e), forward(block, {.tokens = ex})));
             CHECK(same_bits(entry_of(crossed, starts, e), forward(attention, {.tokens = ex, .residual = er, .context = ey, .positions = top_left()})));
+        }
+    });
+}
+
+TEST_CASE("ragged: a layer that is trained on segments gives each sequence the bits that it has alone, at its positions", "[layer]") {
+    parameters weights;
+    std::vector<std::int32_t> ids;
+    for (std::size_t e = 0; e + 1 < starts.size(); ++e) ids.insert(ids.end(), static_cast<std::size_t>(starts[e + 1] - starts[e]), static_cast<std::int32_t>(e));
+    const auto packed = random_multi_head<float>(weights, "m", 24, 4, 2, 6, 6, softmax_attention{.pattern = causal{} & pattern::segments(ids)});
+    const multi_head alone{.heads = packed.heads, .kv_heads = packed.kv_heads, .q = packed.q, .k = packed.k, .v = packed.v, .out = packed.out,
+                           .attention = softmax_attention{.pattern = causal{}}};
+    struct results {
+        tensor<float> out, of_tokens;
+    };
+    const auto train = [](const auto& layer, const tensor<float>& x, index_t first, const tensor<float>& d_out, auto& executor) {
+        results r{tensor<float>(x.shape()), tensor<float>(x.shape())};
+        const layer_inputs<float> in{.tokens = x, .positions = {.first_query = first, .first_key = first}};
+        workspace kept(kept_bytes(layer, in));
+        forward(layer, in, r.out, kept, executor);
+        backward(layer, in, kept, d_out, {.tokens = r.of_tokens}, executor);
+        return r;
+    };
+    const auto x = random_rows<float>({1, 1, starts.back(), 24}, 3), d_out = random_rows<float>(x.shape(), 4);
+    for_each_executor([&](auto& executor, const std::string& name) {
+        INFO(name);
+        const auto all = train(packed, x, 0, d_out, executor);
+        for (std::size_t e = 0; e + 1 < starts.size(); ++e) {
+            const auto own = train(alone, entry_of(x, starts, e), starts[e], entry_of(d_out, starts, e), executor);
+            CHECK(same_bits(entry_of(all.out, starts, e), own.out));
+            CHECK(same_bits(entry_of(all.of_tokens, starts, e), own.of_tokens));
         }
     });
 }

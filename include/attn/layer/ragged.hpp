@@ -56,8 +56,8 @@ std::size_t workspace_bytes(const L& layer, const ragged& batch, const layer_inp
 }
 
 /// Runs a layer on each sequence of a ragged batch: tokens (1, 1, all tokens, channels), the same of the result, of a residual and, by
-/// batch.key_starts, of a context. The bits are those of a call for each sequence, whose batch is 1. Everything else as in `attend` with a
-/// ragged batch.
+/// batch.key_starts, of a context. The bits are those of a call for each sequence, whose batch is 1. To train on several sequences in one
+/// call, give softmax attention pattern::segments instead. Everything else as in `attend` with a ragged batch.
 template <Layer L>
 void forward(const L& layer, const ragged& batch, const layer_inputs<typename L::scalar>& in, const tensor_view<typename L::scalar>& out,
              const detail::call_execution& run = {}) {
