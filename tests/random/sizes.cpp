@@ -21,7 +21,7 @@ sizes draw_sizes(draw& random) {
     s.keys = random.size(2100);
     s.key_dim = draw_channels(random, 1);
     s.value_dim = draw_channels(random, 0);
-    const double limit = random.one_in(60) ? 3e7 : random.one_in(6) ? 1.5e6 : 1.5e5;
+    const double limit = random.one_in(60) ? (random.one_in(10) ? 3e7 : 5e6) : random.one_in(6) ? 1.5e6 : 1.5e5;
     const auto too_large = [&] { return s.pairs() * static_cast<double>(s.key_dim + s.value_dim + 4) > limit; };
     while (too_large()) {
         switch (random.number(0, 5)) {

@@ -29,7 +29,8 @@ struct sizes {
     static index_t extent(const std::vector<index_t>& first, index_t count) { return std::ranges::max(first) - lowest(first) + count; }
 };
 
-/// As many as `limit` channels of pairs at most, for a definition takes a nanosecond for each; large problems come now and then.
+/// As many as `limit` channels of pairs at most, for a definition takes a nanosecond for each, and a microsecond where nothing is optimised; large
+/// problems come now and then.
 sizes draw_sizes(draw&);
 /// The same with positions that may differ by batch entry, or be far.
 void draw_positions(draw&, sizes&);
