@@ -11,11 +11,11 @@
 namespace attn::inline ATTN_INSTRUCTION_SET::pattern {
 
 /// Selected key blocks: query i sees key j if the block floor(j / key_block) is in list floor((i - first_query) / query_block).
-/// table: (entries, heads or 1, query blocks, list), the numbers of key blocks in any order, below 0 where a list is shorter; entry b mod
-/// entries is for batch entry b. It is copied and sorted once, into memory that copies of the pattern share; select_blocks makes one, and
-/// select_tokens one of single queries and keys. O(n list key_block) pairs: the cost follows the lists. Combine it with causal. Throws
-/// argument_error for a block below 1 or a list that names a block twice, shape_error for a table without memory; refused: keys below 0,
-/// queries that the table has no list of.
+/// table: (entries, heads or 1, query blocks, list), the numbers of key blocks in any order; a number that is no block's, such as -1, is an
+/// empty place. Entry b mod entries is for batch entry b. It is copied and sorted once, into memory that copies of the pattern share;
+/// select_blocks makes one, and select_tokens one of single queries and keys. O(n list key_block) pairs: the cost follows the lists.
+/// Combine it with causal. Throws argument_error for a block below 1 or a list that names a block twice, shape_error for a table without
+/// memory; refused: keys below 0, queries that the table has no list of.
 /// Lu et al. 2025, "MoBA: Mixture of Block Attention for Long-Context LLMs"; Yuan et al. 2025, "Native Sparse Attention".
 class selected {
 public:
