@@ -104,7 +104,7 @@ call<> convolution_by_token() {
         op.first_state = op.last_state = state;
         for (index_t i = 0; i < p.rows; ++i) {
             const tensor_part token{.tokens = {i, 1}};
-            convolve(op, p.x().view().slice(token), p.y().view().slice(token), run);
+            convolve(op, p.x().slice(token), p.y().slice(token), run);
         }
     }};
 }

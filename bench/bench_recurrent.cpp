@@ -24,7 +24,7 @@ struct steps {
         for (auto* t : {&k, &a})
             for (index_t e = 0; e < t->shape().size(); ++e) t->data()[e] *= 3 / std::sqrt(static_cast<float>(d));
     }
-    tensor_view<const float> of(const tensor<float>& t, index_t step) const { return t.view().slice({.tokens = {step % count, 1}}); }
+    tensor_view<const float> of(const tensor<float>& t, index_t step) const { return t.slice({.tokens = {step % count, 1}}); }
 
 private:
     tensor<float> numbers(index_t channels, unsigned seed, float middle) const {

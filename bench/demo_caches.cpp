@@ -33,7 +33,7 @@ std::vector<std::string> row_of(const std::string& name, const auto& op, double 
     const auto seconds = seconds_of([&] {
         for (index_t i = 0; i < x.shape().tokens; ++i) {
             const tensor_part word{.tokens = {i, 1}};
-            attend_to(word, x.view().slice(word), outputs<float>{out.view().slice(word)}, run);
+            attend_to(word, x.slice(word), outputs<float>{out.slice(word)}, run);
         }
     });
     return {name, time_text(seconds / static_cast<double>(x.shape().tokens)), bytes_text(bytes), difference_text(out, attend(op, x, x, x))};
@@ -72,7 +72,7 @@ std::vector<std::vector<std::string>> cache_table(const tensor<float>& x) {
     recurrent_state<float> retained({1, s.heads, s.channels, s.channels});
     rows.push_back(row_of("retention's state", retention(decays), of_state, x,
                           [&](const tensor_part& word, const tensor_view<const float>& row, const outputs<float>& out, const execution& run) {
-                              attend(retention(decays.view().slice(word)), inputs<float>{row, row, row}, out, retained, run);
+                              attend(retention(decays.slice(word)), inputs<float>{row, row, row}, out, retained, run);
                           }));
     return rows;
 }

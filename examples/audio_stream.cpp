@@ -24,8 +24,8 @@ int main() {
     for (index_t first = 0; first < frames; ++chunks) {
         const index_t count = std::min<index_t>(frames - first, 1 + 37 * chunks % 160); // as the sound card gives them
         const attn::tensor_part chunk{.tokens = {first, count}};
-        heard.append(k.view().slice(chunk), v.view().slice(chunk));
-        const auto out = attn::attend(op, q.view().slice(chunk), heard, run);
+        heard.append(k.slice(chunk), v.slice(chunk));
+        const auto out = attn::attend(op, q.slice(chunk), heard, run);
         most_pages = std::max(most_pages, pool.pages() - pool.free_pages());
         heard.release(op.pattern); // what no later frame sees
 

@@ -23,7 +23,7 @@ int main() {
     attn::sequence<float> kept(pool);
     index_t different = 0;
     for (index_t i = 0; i < targets; ++i) {
-        const auto token = tokens.view().slice({.tokens = {i, 1}});
+        const auto token = tokens.slice({.tokens = {i, 1}});
         const auto one = forward(layer, kept, {.tokens = token, .residual = token, .context = encoded});
         different += !std::equal(one.data(), one.data() + width, together.view().row(0, 0, i));
     }

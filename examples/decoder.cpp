@@ -49,8 +49,8 @@ int main(int count, char** arguments) {
     bool same = true;
     for (attn::index_t first = 0; first < max_tokens;) {
         const attn::tensor_part next{.tokens = {first, first == 0 ? prompt : 1}}; // nothing is copied
-        tokens.append(keys.view().slice(next), values.view().slice(next));
-        const auto out = attn::attend(op, q.view().slice(next), tokens);
+        tokens.append(keys.slice(next), values.slice(next));
+        const auto out = attn::attend(op, q.slice(next), tokens);
         for (attn::index_t h = 0; h < heads; ++h)
             for (attn::index_t i = 0; i < next.tokens.count; ++i)
                 same = same && std::equal(&out(0, h, i, 0), &out(0, h, i, 0) + channels, &whole(0, h, first + i, 0));

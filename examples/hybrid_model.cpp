@@ -61,7 +61,7 @@ struct delta_layer {
         attn::convolve(mix, attn::forward(attn::linear<float>{qkv}, {h}, run), mixed, run);
 
         const auto part = [&](index_t number) {
-            return attn::split_heads(mixed.view().slice({.channels = {number * width, width}}), heads);
+            return attn::split_heads(mixed.slice({.channels = {number * width, width}}), heads);
         };
         const auto q = part(0), k = part(1), v = part(2);
         attn::normalise(attn::unit_norm<float>{}, q, q, run);
@@ -129,7 +129,7 @@ int main(int count, char** arguments) {
     attn::key_value_pool<float> pool({.kv_heads = heads, .key_channels = channels, .value_channels = channels}, longest / 128 + 8);
     const hybrid_model model{};
     const auto tokens = random_tensor({1, 1, longest, width}, 1);
-    const auto some = [&](index_t first, index_t number) { return rows(tokens.view().slice({.tokens = {first, number}})); };
+    const auto some = [&](index_t first, index_t number) { return rows(tokens.slice({.tokens = {first, number}})); };
 
     bool same = true;
     {

@@ -37,10 +37,10 @@ int main() {
 
     // The cache: a row of latent and rotary channels for each token, one head for all.
     auto cache = tensor<float>::random({.tokens = tokens, .channels = latent + turned}, 3);
-    const auto rotary_keys = cache.view().slice({.channels = {latent, turned}});
+    const auto rotary_keys = cache.slice({.channels = {latent, turned}});
     attn::rotate(rotation, rotary_keys, 0, rotary_keys);
     auto queries = tensor<float>::random({.heads = heads, .tokens = tokens, .channels = plain + turned}, 4);
-    const auto rotary_queries = queries.view().slice({.channels = {plain, turned}});
+    const auto rotary_queries = queries.slice({.channels = {plain, turned}});
     attn::rotate(rotation, rotary_queries, 0, rotary_queries);
     const attn::softmax_attention op{.scale = 1 / std::sqrt(double{plain + turned}), .pattern = attn::causal{}};
 
@@ -48,7 +48,7 @@ int main() {
     tensor<float> keys({.heads = heads, .tokens = tokens, .channels = plain + turned});
     tensor<float> all_values({.heads = heads, .tokens = tokens, .channels = values});
     const tensor_view<const float> rows = cache.view();
-    multiply(up_keys, false, rows.slice({.channels = {0, latent}}), keys.view().slice({.channels = {0, plain}}));
+    multiply(up_keys, false, rows.slice({.channels = {0, latent}}), keys.slice({.channels = {0, plain}}));
     for (index_t h = 0; h < heads; ++h)
         for (index_t j = 0; j < tokens; ++j) std::copy_n(&cache(0, 0, j, latent), turned, &keys(0, h, j, plain));
     multiply(up_values, false, rows.slice({.channels = {0, latent}}), all_values.view());
@@ -56,14 +56,14 @@ int main() {
 
     // The queries go to the latent space instead: W_q' = W_up^T q, with their rotary part behind.
     tensor<float> moved({.heads = heads, .tokens = tokens, .channels = latent + turned});
-    multiply(up_keys, true, queries.view().slice({.channels = {0, plain}}), moved.view().slice({.channels = {0, latent}}));
+    multiply(up_keys, true, queries.slice({.channels = {0, plain}}), moved.slice({.channels = {0, latent}}));
     for (index_t h = 0; h < heads; ++h)
         for (index_t i = 0; i < tokens; ++i) std::copy_n(&queries(0, h, i, plain), turned, &moved(0, h, i, latent));
 
     float largest = 0, difference = 0;
     const auto decode = [&](index_t first, index_t count) {
         const auto cached = rows.slice({.tokens = {0, first + count}});
-        const auto some = moved.view().slice({.tokens = {first, count}});
+        const auto some = moved.slice({.tokens = {first, count}});
         const auto of_latent = attn::attend(op, some, cached, cached.slice({.channels = {0, latent}}),
                                             attn::bottom_right(count, first + count));
         tensor<float> out({.heads = heads, .tokens = count, .channels = values});

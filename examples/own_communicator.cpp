@@ -86,7 +86,7 @@ int main() {
     const auto be_rank = [&](index_t rank) {
         my_communicator mine{network, rank, ranks};
         const auto rows = over_ranks.partition.queries(rank); // and the same keys, here
-        const auto part = x.view().slice({.tokens = rows});
+        const auto part = x.slice({.tokens = rows});
         const auto out = attn::attend(over_ranks, mine, attn::inputs<float>{part, part, part});
         bool all_same = true;
         for (index_t h = 0; h < heads; ++h)

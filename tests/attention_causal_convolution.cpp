@@ -46,14 +46,14 @@ TEST_CASE("causal_convolution: sums of the past, the state handed on", "[convolu
 
     tensor<float> state({1, 1, 2, 1}), out({1, 1, 1, 1});
     const causal_convolution streamed{.weights = taps, .first_state = state, .last_state = state};
-    convolve(streamed, x.view().slice({.tokens = {0, 1}}), out);
+    convolve(streamed, x.slice({.tokens = {0, 1}}), out);
     CHECK(numbers_of(out) == std::vector<float>{3});
     CHECK(numbers_of(state) == std::vector<float>{0, 1}); // what was there moves on
     tensor<float> rest({1, 1, 4, 1});
-    convolve(streamed, x.view().slice({.tokens = {1, 4}}), rest);
+    convolve(streamed, x.slice({.tokens = {1, 4}}), rest);
     CHECK(numbers_of(rest) == std::vector<float>{8, 14, 20, 26});
     CHECK(numbers_of(state) == std::vector<float>{4, 5});
-    convolve(streamed, x.view().slice({.tokens = {5, 0}}), rest.view().slice({.tokens = {0, 0}})); // no tokens
+    convolve(streamed, x.slice({.tokens = {5, 0}}), rest.slice({.tokens = {0, 0}})); // no tokens
     CHECK(numbers_of(state) == std::vector<float>{4, 5});
 }
 
@@ -73,7 +73,7 @@ TEST_CASE("causal_convolution: a token at a time costs no memory, and has the bi
     CHECK(allocations_in([&] {
               for (index_t i = 0; i < s.tokens; ++i) {
                   const tensor_part token{.tokens = {i, 1}};
-                  convolve(with_state(state), x.view().slice(token), pieces.view().slice(token));
+                  convolve(with_state(state), x.slice(token), pieces.slice(token));
               }
           }) == 0);
     CHECK(same_bits(pieces, whole));
@@ -156,7 +156,7 @@ TEST_CASE("causal_convolution: what does not fit is refused, by name", "[convolu
     op.bias = eleven;
     refused(op, x, out, {"bias has 11 entries, but x has shape (2, 3, 12, 4)"});
     tensor<float> narrow({2, 3, 12, 3}), longer({2, 3, 4, 4});
-    const auto rows = [](tensor<float>& of) { return of.view().slice({.tokens = {0, 3}}); };
+    const auto rows = [](tensor<float>& of) { return of.slice({.tokens = {0, 3}}); };
     refused(good, x, narrow, {"out has shape (2, 3, 12, 3), but the result has (2, 3, 12, 4)"});
     refused(with_states(longer, {}), x, out, {"first_state has shape (2, 3, 4, 4), but (2, 3, 3, 4) is needed"});
     refused(with_states({}, longer), x, out, {"last_state has shape (2, 3, 4, 4), but (2, 3, 3, 4) is needed"});
@@ -166,7 +166,7 @@ TEST_CASE("causal_convolution: what does not fit is refused, by name", "[convolu
     refused(with_states({}, rows(out)), x, out, {"out of shape (2, 3, 12, 4) overlaps last_state"});
     refused(with_states(rows(out), {}), x, out, {"out of shape (2, 3, 12, 4) overlaps first_state"});
     refused(with_states(state, tensor_view<float>(state.data() + 1, {2, 3, 3, 4}, {36, 12, 3, 1})), x, out, {"last_state"});
-    refused(with_states(rows(longer), longer.view().slice({.tokens = {1, 3}})), x, out, {"last_state of shape (2, 3, 3, 4) overlaps first_state"});
+    refused(with_states(rows(longer), longer.slice({.tokens = {1, 3}})), x, out, {"last_state of shape (2, 3, 3, 4) overlaps first_state"});
     const std::vector<index_t> starts{0, 5, 13}, three{0, 5, 5, 12};
     tensor<float> all({1, 3, 12, 4}), all_out(all.shape());
     check_says(error_of([&] { convolve(good, ragged{starts}, all, all_out); }), {"causal_convolution: starts do not rise from 0 to 12"});
@@ -225,7 +225,7 @@ TEST_CASE("causal_convolution: what is wrong with a gradient is refused, by name
     refused(d_out, {.bias = std::span(d_bias).first(4)}, {"wanted.bias", "(1, 1, 1, 4)", "(1, 1, 1, 12)"});
     refused(d_out, {.x = head_major(const_cast<float*>(x.data()), x.shape())}, {"wanted.x", "overlaps x"});
     refused(d_out, {.first_state = head_major(const_cast<float*>(state.data()), state.shape())}, {"wanted.first_state", "overlaps first_state"});
-    refused(d_out, {.x = d_x, .first_state = d_x.view().slice({.tokens = {0, 3}})}, {"wanted.first_state", "overlaps wanted.x"});
+    refused(d_out, {.x = d_x, .first_state = d_x.slice({.tokens = {0, 3}})}, {"wanted.first_state", "overlaps wanted.x"});
     check_says(error_of([&] { backward(causal_convolution<float>{.weights = weights}, x, d_out, {.bias = d_bias}); }),
                {"wanted.bias is asked for, but the convolution has no bias"});
     auto halves = op;

@@ -86,7 +86,7 @@ TEMPLATE_TEST_CASE("recurrent_attention: pieces of a sequence have the bits of t
             tokens.with_rule(kind, {first, count}, [&](auto op) {
                 op.first_state = state;
                 op.last_state = state;
-                attn::attend(op, tokens.in({first, count}), outputs<T>{pieces.values.view().slice({.tokens = {first, count}})});
+                attn::attend(op, tokens.in({first, count}), outputs<T>{pieces.values.slice({.tokens = {first, count}})});
             });
         }
         CHECK(same_bits(pieces.values, whole.values));

@@ -31,9 +31,9 @@ struct stated_tokens {
     index_t count() const { return keys.shape().tokens; }
     void append_to(linear_state<T>& to, index_t first, index_t more, const detail::call_execution& run = {}) const {
         const tensor_part part{.tokens = {first, more}};
-        to.append(keys.view().slice(part), values.view().slice(part), run);
+        to.append(keys.slice(part), values.slice(part), run);
     }
-    tensor_view<const T> queries_of(index_t first, index_t more) const { return queries.view().slice({.tokens = {first, more}}); }
+    tensor_view<const T> queries_of(index_t first, index_t more) const { return queries.slice({.tokens = {first, more}}); }
 };
 
 /// A sequence in pieces of up to `longest` tokens, some of whose queries attend, has the bits of the whole call.

@@ -21,7 +21,7 @@ template <Scalar T>
 void take(recurrent_state<T>& state, const recurrent_tokens<T>& tokens, recurrent_rule kind, const token_range& range, tensor<T>& out,
           const detail::call_execution& run = {}) {
     tokens.with_rule(kind, range, [&](const auto& op) {
-        attn::attend(op, tokens.in(range), outputs<T>{out.view().slice({.tokens = {range.first, range.count}})}, state, run);
+        attn::attend(op, tokens.in(range), outputs<T>{out.slice({.tokens = {range.first, range.count}})}, state, run);
     });
 }
 template <Scalar T>
@@ -152,7 +152,7 @@ TEST_CASE("recurrent_state: 16-bit tokens and results are those of one call", "[
         recurrent_state<float> state(stated_sizes.state());
         for (index_t first = 0; first < 90; first += 10) {
             const tensor_part part{.tokens = {first, 10}};
-            const recurrent_attention op{.rule = rule::gated_delta<float>{tokens.log_decay.view().slice(part), tokens.beta.view().slice(part)}};
+            const recurrent_attention op{.rule = rule::gated_delta<float>{tokens.log_decay.slice(part), tokens.beta.slice(part)}};
             attend(op, inputs<float>{q.view().slice(part), k.view().slice(part), v.view().slice(part)}, outputs<float>{out.view().slice(part)}, state);
         }
         CHECK(out.holds(exact));
@@ -187,16 +187,16 @@ TEST_CASE("recurrent_state: what cannot be right is refused, and changes nothing
 
     const token_range next{37, 10};
     const tensor_part part{.tokens = {37, 10}};
-    const recurrent_attention op{.rule = rule::gated_delta<float>{t.log_decay.view().slice(part), t.beta.view().slice(part)}};
+    const recurrent_attention op{.rule = rule::gated_delta<float>{t.log_decay.slice(part), t.beta.slice(part)}};
     const auto refused = [&](const auto& by, const inputs<float>& in, const tensor_view<float>& out) {
         return error_of([&] { attend(by, in, outputs<float>{out}, state); });
     };
-    const auto out = ours.values.view().slice(part);
+    const auto out = ours.values.slice(part);
     const auto in = t.in(next);
     const std::string other_rule = "recurrent_attention: rule is another than that of the tokens that the state has taken";
     CHECK(refused(recurrent_attention{.rule = rule::linear<float>{}}, in, out) == other_rule);
-    CHECK(refused(recurrent_attention{.rule = rule::general<float>{t.log_decay.view().slice(part), t.a.view().slice(part), t.b.view().slice(part)}}, in, out) == other_rule);
-    CHECK(refused(recurrent_attention{.rule = rule::gated<float>{t.a.view().slice(part)}}, in, out) != nothing_thrown); // by channel, and some are positive
+    CHECK(refused(recurrent_attention{.rule = rule::general<float>{t.log_decay.slice(part), t.a.slice(part), t.b.slice(part)}}, in, out) == other_rule);
+    CHECK(refused(recurrent_attention{.rule = rule::gated<float>{t.a.slice(part)}}, in, out) != nothing_thrown); // by channel, and some are positive
 
     tensor<float> other({2, 2, 7, 20}), wide_values({2, 2, 10, 21}), wide_out({2, 4, 10, 21});
     CHECK(refused(recurrent_attention{.rule = op.rule, .first_state = other}, in, out) ==

@@ -67,7 +67,7 @@ struct rotated_tokens {
 
     void append(index_t count) {
         const tensor_part part{.tokens = {ours.size(), count}};
-        ours.append(keys.view().slice(part), values.view().slice(part));
+        ours.append(keys.slice(part), values.slice(part));
         kept.resize(kept.size() + static_cast<std::size_t>(count), true);
     }
     void evict(const row_range& positions) {
@@ -192,7 +192,7 @@ TEST_CASE("cache: behind a document that is gone, a prompt is what it would be w
     fork.evict({0, 256});
     sequence<float> alone(all.pool);
     const tensor_part prompt{.tokens = {256, 144}};
-    alone.append(all.keys.view().slice(prompt), all.values.view().slice(prompt));
+    alone.append(all.keys.slice(prompt), all.values.slice(prompt));
     const auto q = random_tensor<float>({1, 2, 7, 8}, 5);
     const softmax_attention op{.pattern = causal{}};
     CHECK(same_bits(attend(op, q, fork), attend(op, q, alone)));

@@ -35,7 +35,7 @@ struct cached_tokens {
           values(random_tensor<T>({1, 2, count, 5}, seed + 2)) {}
     void append_to(sequence<T>& to, index_t first, index_t count) const {
         const tensor_part part{.tokens = {first, count}};
-        to.append(keys.view().slice(part), values.view().slice(part));
+        to.append(keys.slice(part), values.slice(part));
     }
 };
 
@@ -179,7 +179,7 @@ TEST_CASE("cache: a batch of sequences has the bits of a call for each", "[cache
         for (std::size_t e = 0; e < of.size(); ++e) {
             const tensor_part rows{.tokens = {starts[e], starts[e + 1] - starts[e]}};
             auto alone = no_answer<float>({1, 4, rows.tokens.count, 5}, true);
-            attend(op, q.view().slice(rows), *of[e], alone.out());
+            attend(op, q.slice(rows), *of[e], alone.out());
             detail::for_each_number(alone.values.shape(), [&](index_t, index_t h, index_t i, index_t c) {
                 REQUIRE(same_bits(alone.values(0, h, i, c), ours.values(0, h, starts[e] + i, c)));
             });

@@ -75,7 +75,7 @@ void check_backward_over(const auto& op, const inputs<T>& in, std::vector<partit
                 thread_pool threads(again ? 2 : 1);
                 backward(sequence_parallel{op, parts}, ranks, inputs<T>{own_queries.view, own_keys.view, own_values.view},
                          saved_outputs<T>{out, log_sum_exp}.slice({.tokens = q}), output_gradients<T>{d_out, d_rows}.slice({.tokens = q}),
-                         wanted_of<T>(op, own, found.queries.view().slice({.tokens = q}), found.keys.view().slice({.tokens = k}), found.values.view().slice({.tokens = k})),
+                         wanted_of<T>(op, own, found.queries.slice({.tokens = q}), found.keys.slice({.tokens = k}), found.values.slice({.tokens = k})),
                          threads);
                 if (ranks.rank() == ranks.size() - 1) found.sinks = std::move(own.sinks), found.bias = std::move(own.bias);
             }));
@@ -158,9 +158,9 @@ TEST_CASE("ranks: a rank gets the gradients that it wants, whatever the others w
             const auto own = parts.queries(ranks.rank());
             const tensor_part part{.tokens = own};
             input_gradients<float> wanted;
-            if (all || ranks.rank() == 0) wanted.keys = dk.view().slice(part);
-            if (all || ranks.rank() == 2) wanted.values = dv.view().slice(part);
-            backward(sequence_parallel{op, parts}, ranks, in.slice(part, part), saved_outputs<float>{out, rows}.slice(part), {d_out.view().slice(part)}, {wanted});
+            if (all || ranks.rank() == 0) wanted.keys = dk.slice(part);
+            if (all || ranks.rank() == 2) wanted.values = dv.slice(part);
+            backward(sequence_parallel{op, parts}, ranks, in.slice(part, part), saved_outputs<float>{out, rows}.slice(part), {d_out.slice(part)}, {wanted});
         }));
         return std::pair(std::move(dk), std::move(dv));
     };
@@ -181,7 +181,7 @@ TEST_CASE("ranks: a gradient that fails on one rank fails on all", "[distributed
         const auto own = parts.queries(communicator.rank());
         const tensor_part part{.tokens = own};
         tensor<float> dq({1, 1, own.count, 8}), dk(dq.shape()), of_sinks({1, 1, 1, 1});
-        backward(sequence_parallel{op, parts}, communicator, inputs<float>(given).slice(part, part), saved_outputs<float>{out, rows}.slice(part), {d_out.view().slice(part)},
+        backward(sequence_parallel{op, parts}, communicator, inputs<float>(given).slice(part, part), saved_outputs<float>{out, rows}.slice(part), {d_out.slice(part)},
                  {{dq, dk}, of_sinks}, executor);
     });
 }

@@ -36,7 +36,7 @@ void check_training(const auto& norm, const shape& s, const std::vector<index_t>
         workspace of_rank(training_workspace_bytes(norm, part, threads));
         const token_mask own_count = mask ? mask->view().slice({.tokens = own}) : token_mask{};
         for (int step = 0; step < 2; ++step)
-            train(norm, parts, ranks, x.view().slice({.tokens = own}), out, statistics, execution(threads, of_rank), own_count);
+            train(norm, parts, ranks, x.slice({.tokens = own}), out, statistics, execution(threads, of_rank), own_count);
         require(statistics.mean == expected.mean && statistics.variance == expected.variance && statistics.batches == expected.batches, "the statistics are the same");
         for (index_t b = 0; b < s.batch; ++b)
             for (index_t h = 0; h < s.heads; ++h)
@@ -83,7 +83,7 @@ TEST_CASE("ranks: BatchNorm that fails on one rank fails on all", "[distributed]
         const auto own = parts.queries(communicator.rank());
         tensor<float> out({1, 1, own.count, 4});
         batch_norm_statistics statistics(4);
-        train(norm, parts, communicator, x.view().slice({.tokens = own}), out, statistics, executor);
+        train(norm, parts, communicator, x.slice({.tokens = own}), out, statistics, executor);
     });
 }
 
@@ -103,7 +103,7 @@ TEST_CASE("ranks: what BatchNorm refuses, all refuse, and nothing is written", "
             const batch_norm<float> norm;
             workspace memory(training_workspace_bytes(norm, s));
             errors[static_cast<std::size_t>(ranks.rank())] = error_of<std::exception>([&] {
-                train(norm, parts, ranks, x.view().slice({.tokens = {own.first, count}}), out, statistics, execution(here, memory), nothing_counts ? token_mask(none) : token_mask{});
+                train(norm, parts, ranks, x.slice({.tokens = {own.first, count}}), out, statistics, execution(here, memory), nothing_counts ? token_mask(none) : token_mask{});
             });
             require(same_bits(out, random_rows<float>({1, 1, count, 4}, 7)) && statistics.batches == 0, "nothing is written");
         });

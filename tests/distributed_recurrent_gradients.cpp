@@ -28,7 +28,7 @@ template <Scalar T>
 void backward_on(auto& ranks, const partition& parts, const recurrent_tokens<T>& t, recurrent_rule kind, const given_to_recurrent<T>& given, const recurrent_gradients<T>& wanted,
                  const detail::call_execution& run = {}) {
     const auto rows = parts.keys(ranks.rank());
-    const auto values = given.values.view().slice({.tokens = rows});
+    const auto values = given.values.slice({.tokens = rows});
     t.with_rule(kind, {rows.first, rows.count}, [&](auto op) {
         op.first_state = t.first_state;
         backward(sequence_parallel{op, parts}, ranks, t.in({rows.first, rows.count}), saved_outputs<T>{values}, output_gradients<T>{values}, wanted, run);

@@ -163,7 +163,7 @@ TEST_CASE("ranks: a rank's own rows leave before it gets to them", "[distributed
     CHECK_NOTHROW(on_thread_ranks(2, [&](auto& ranks) {
         const auto rank = ranks.rank();
         const auto held = cuts.of(rank);
-        const auto rows_held = numbers.view().slice({.tokens = held});
+        const auto rows_held = numbers.slice({.tokens = held});
         const inputs<float> own{rows_held, rows_held, rows_held};
         detail::stream_memory<float> memory(plan, rank, own);
         detail::key_stream<float, thread_communicator> stream(ranks, plan, own, held, memory);

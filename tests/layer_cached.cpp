@@ -22,7 +22,7 @@ tensor<float> in_chunks(const L& layer, sequence<float>& cache, const tensor<flo
     static constexpr index_t sizes[] = {1, 1, 7, 40, 130, 3};
     for (index_t first = 0; first < s.tokens; ++chunk) {
         const tensor_part part{.tokens = {first, std::min(sizes[chunk % 6], s.tokens - first)}};
-        forward(layer, cache, {x.view().slice(part)}, out.view().slice(part), run);
+        forward(layer, cache, {x.slice(part)}, out.slice(part), run);
         first += part.tokens.count;
     }
     return out;
@@ -104,11 +104,11 @@ TEST_CASE("layers with caches: the keys and values of a context are made once, a
                 const tensor_part part{.tokens = {first, count}};
                 const bool begins = first == 0;
                 forward(layer, cache,
-                        {.tokens = x.view().slice(part),
+                        {.tokens = x.slice(part),
                          .context = begins ? y : gone,
                          .value_context = begins ? of_values : later,
                          .positions = {.first_query = first, .first_key = 0}},
-                        out.view().slice(part), run);
+                        out.slice(part), run);
                 REQUIRE(cache.size() == 250);
             }
             CHECK(same_bits(out, exact));
@@ -147,14 +147,14 @@ TEST_CASE("layers with caches: what an executor throws takes no tokens from a ca
     const tensor_part begin{.tokens = {0, 50}}, rest{.tokens = {50, 350}};
     key_value_pool<float> pool({.kv_heads = 2, .key_channels = 24, .value_channels = 17}, 4);
     sequence<float> cache(pool);
-    static_cast<void>(forward(block, cache, {x.view().slice(begin)}));
-    tensor<float> out(x.view().slice(rest).shape());
+    static_cast<void>(forward(block, cache, {x.slice(begin)}));
+    tensor<float> out(x.slice(rest).shape());
     const fails_at failing;
     index_t failures = 0;
     for (bool done = false; !done;) {
         failing.time = failures;
         try {
-            forward(block, cache, {x.view().slice(rest)}, out.view(), failing);
+            forward(block, cache, {x.slice(rest)}, out.view(), failing);
             done = true;
         } catch (int) {
             ++failures;

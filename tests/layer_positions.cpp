@@ -167,7 +167,7 @@ TEMPLATE_TEST_CASE("rotary: a position for each token, along one axis or two", "
         // Each row alone, counted from its own position.
         for (index_t b = 0; b < 2; ++b)
             for (index_t i = 0; i < 6; ++i) {
-                const auto row = x.view().slice({.batch = {b, 1}, .tokens = {i, 1}});
+                const auto row = x.slice({.batch = {b, 1}, .tokens = {i, 1}});
                 const auto alone = rotate(turns, row, places(b, 0, i, 0));
                 index_t differing = 0;
                 for (index_t h = 0; h < 3; ++h)

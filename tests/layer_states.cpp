@@ -81,7 +81,7 @@ TEST_CASE("layers with states: however tokens are cut, a block of linear attenti
                     linear_state<float> state(op, stated_layout);
                     tensor<float> out(x.shape());
                     in_random_pieces(333, longest, static_cast<unsigned>(longest), [&](const tensor_part& part) {
-                        forward(block, state, {x.view().slice(part)}, out.view().slice(part), run);
+                        forward(block, state, {x.slice(part)}, out.slice(part), run);
                         REQUIRE(state.size() == part.tokens.first + part.tokens.count);
                     });
                     CHECK(same_bits(out, exact));
@@ -109,7 +109,7 @@ TEST_CASE("layers with states: however tokens are cut, a block of recurrent atte
                           tensor<float> out(x.shape());
                           in_random_pieces(90, 23, static_cast<unsigned>(run.concurrency()), [&](const tensor_part& part) {
                               terms.with_rule(kind, {part.tokens.first, part.tokens.count}, [&](const auto& op) {
-                                  forward(parts.block(op), state, {x.view().slice(part)}, out.view().slice(part), run);
+                                  forward(parts.block(op), state, {x.slice(part)}, out.slice(part), run);
                               });
                               REQUIRE(state.size() == part.tokens.first + part.tokens.count);
                           });
@@ -129,7 +129,7 @@ TEST_CASE("layers with states: the workspace that is said is enough, and no less
         for (const index_t count : {1, 40, 1, 0, 100, 17, 1, 40}) {
             const tensor_part part{.tokens = {first, count}};
             const auto layer = layer_of(part.tokens);
-            const layer_inputs<float> in{x.view().slice(part)};
+            const layer_inputs<float> in{x.slice(part)};
             const auto bytes = workspace_bytes(layer, state, in, pool);
             INFO(bytes << " bytes for " << count << " tokens after " << first);
             tensor<float> out(in.tokens.shape());
@@ -153,7 +153,7 @@ TEST_CASE("layers with states: the workspace that is said is enough, and no less
     const auto decays = retention_log_decays<float>(2, 200);
     recurrent_state<float> state({1, 2, stated_keys, stated_values});
     check(state, [&](const row_range& tokens) {
-        return parts.block(recurrent_attention{.rule = rule::gated<float>{decays.view().slice({.tokens = tokens})}});
+        return parts.block(recurrent_attention{.rule = rule::gated<float>{decays.slice({.tokens = tokens})}});
     });
 }
 
@@ -196,7 +196,7 @@ TEST_CASE("layers with states: what a map or an executor throws takes no tokens 
         for (index_t time = 0;; time += step) {
             times_left = time;
             try {
-                forward(block, state, {x.view().slice(part)}, out.view().slice(part), failing);
+                forward(block, state, {x.slice(part)}, out.slice(part), failing);
                 times_left = -1;
                 return;
             } catch (int) {
@@ -220,26 +220,26 @@ TEST_CASE("layers with states: a recurrent state that a call lost is refused, an
     const auto x = random_tensor<float>({1, 1, 400, stated_width}, 1);
     const auto block_of = [&](const row_range& tokens) {
         const tensor_part part{.tokens = tokens};
-        return parts.block(recurrent_attention{.rule = rule::gated_delta<float>{terms.log_decay.view().slice(part), terms.beta.view().slice(part)}});
+        return parts.block(recurrent_attention{.rule = rule::gated_delta<float>{terms.log_decay.slice(part), terms.beta.slice(part)}});
     };
     const auto exact = forward(block_of({0, 400}), {x});
     const tensor_part begin{.tokens = {0, 40}}, rest{.tokens = {40, 360}};
     recurrent_state<float> first(terms.size.state());
-    static_cast<void>(forward(block_of({0, 40}), first, {x.view().slice(begin)}));
+    static_cast<void>(forward(block_of({0, 40}), first, {x.slice(begin)}));
     const fails_at failing;
     index_t lost = 0, taken = 0;
     for (index_t time = 0;; ++time) {
         auto state = first.fork();
         failing.time = time;
         try {
-            const auto out = forward(block_of({40, 360}), state, {x.view().slice(rest)}, failing);
+            const auto out = forward(block_of({40, 360}), state, {x.slice(rest)}, failing);
             CHECK(same_bits(out, rows_of(exact, 40, 360)));
             break;
         } catch (int) {
             taken += state.size() == 400;
             if (state.size() == 400) continue;
             const auto again = error_of([&] {
-                const auto out = forward(block_of({40, 360}), state, {x.view().slice(rest)});
+                const auto out = forward(block_of({40, 360}), state, {x.slice(rest)});
                 CHECK(same_bits(out, rows_of(exact, 40, 360)));
             });
             lost += again != nothing_thrown;
@@ -261,7 +261,7 @@ TEST_CASE("layers with states: what is wrong is refused, and the state is as it 
     linear_state<float> state(op, stated_layout);
     const auto exact = forward(attention, {x});
     const tensor_part begin{.tokens = {0, 50}}, rest{.tokens = {50, 50}};
-    CHECK(same_bits(forward(attention, state, {x.view().slice(begin)}), rows_of(exact, 0, 50)));
+    CHECK(same_bits(forward(attention, state, {x.slice(begin)}), rows_of(exact, 0, 50)));
     check_says(said(attention, state, {two}), {"multi_head", "tokens", "(2, 1, 3, 20)", "one sequence"});
     check_says(said(attention, state, {narrow}), {"multi_head", "tokens", "(1, 1, 3, 19)"});
     check_says(said(attention, state, {.tokens = three, .context = x}), {"multi_head", "context", "a state is of the tokens"});
@@ -284,7 +284,7 @@ TEST_CASE("layers with states: what is wrong is refused, and the state is as it 
     check_says(said(attention, wrong, {three}), {"linear_state::append", "keys", "(1, 2, 3, 24)", "(1, 2, 3, 25)"});
     check_says(said(attention, other, {three}), {"linear_state::append", "values", "(1, 2, 3, 17)", "(1, 2, 3, 3)"});
     CHECK((state.size() == 50 && wrong.size() == 0 && other.size() == 0));
-    CHECK(same_bits(forward(attention, state, {x.view().slice(rest)}), rows_of(exact, 50, 50)));
+    CHECK(same_bits(forward(attention, state, {x.slice(rest)}), rows_of(exact, 50, 50)));
 }
 
 TEST_CASE("layers with states: what is wrong of a recurrent layer is refused, and the state is as it was", "[layer]") {
@@ -292,10 +292,10 @@ TEST_CASE("layers with states: what is wrong of a recurrent layer is refused, an
     const auto x = random_tensor<float>({2, 1, 40, stated_width}, 1);
     const auto decays = retention_log_decays<float>(2, 40);
     const auto layer_of = [&](const row_range& tokens) {
-        return parts.attention(recurrent_attention{.rule = rule::gated<float>{decays.view().slice({.tokens = tokens})}});
+        return parts.attention(recurrent_attention{.rule = rule::gated<float>{decays.slice({.tokens = tokens})}});
     };
     const auto exact = forward(layer_of({0, 40}), {x});
-    const auto part = [&](const row_range& tokens) { return layer_inputs<float>{x.view().slice({.tokens = tokens})}; };
+    const auto part = [&](const row_range& tokens) { return layer_inputs<float>{x.slice({.tokens = tokens})}; };
     const auto said = [](const auto& layer, auto& to, const layer_inputs<float>& in) {
         return error_of([&] { static_cast<void>(forward(layer, to, in)); });
     };

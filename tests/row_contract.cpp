@@ -49,7 +49,7 @@ TEMPLATE_TEST_CASE("the contract of a row: norms", "[norm][portable]", ATTN_TEST
         const std::vector<double> variance(static_cast<std::size_t>(channels), 2.5);
         const auto check = [&](const auto& norm) {
             INFO(norm.name);
-            CHECK(rows_that_differ([&](index_t first, index_t count) { return normalise(norm, x.view().slice({.tokens = {first, count}})); }) == 0);
+            CHECK(rows_that_differ([&](index_t first, index_t count) { return normalise(norm, x.slice({.tokens = {first, count}})); }) == 0);
         };
         const batch_norm<T> batch{weight, bias, mean, variance};
         check(layer_norm<T>{weight, bias});
@@ -71,9 +71,9 @@ TEMPLATE_TEST_CASE("the contract of a row: linear and feed_forward", "[layer][po
         const auto x = random_rows<T>({1, 1, all_rows, channels}, 1);
         const auto one = random_linear<T>(weights, "one", 37, channels);
         const feed_forward<T> mlp{.up = random_linear<T>(weights, "up", 83, channels), .down = random_linear<T>(weights, "down", channels, 83)};
-        CHECK(rows_that_differ([&](index_t first, index_t count) { return forward(one, {.tokens = x.view().slice({.tokens = {first, count}})}); }) == 0);
+        CHECK(rows_that_differ([&](index_t first, index_t count) { return forward(one, {.tokens = x.slice({.tokens = {first, count}})}); }) == 0);
         CHECK(rows_that_differ([&](index_t first, index_t count) {
-                  return forward(mlp, {.tokens = x.view().slice({.tokens = {first, count}}), .residual = x.view().slice({.tokens = {first, count}})});
+                  return forward(mlp, {.tokens = x.slice({.tokens = {first, count}}), .residual = x.slice({.tokens = {first, count}})});
               }) == 0);
     }
 }
@@ -84,7 +84,7 @@ TEST_CASE("the contract of a row: multi_head and transformer_block", "[layer][po
     parameters weights;
     const auto x = random_rows<float>({1, 1, all_rows, channels}, 1), context = random_rows<float>({1, 1, all_rows + behind, channels}, 2);
     const auto part = [&](index_t first, index_t count) {
-        return layer_inputs<float>{.tokens = x.view().slice({.tokens = {first, count}}), .context = context, .positions = {.first_query = behind + first}};
+        return layer_inputs<float>{.tokens = x.slice({.tokens = {first, count}}), .context = context, .positions = {.first_query = behind + first}};
     };
     const auto attention = random_multi_head<float>(weights, "softmax", channels, 3, 3, 8, 8, softmax_attention{.pattern = causal{}});
     CHECK(rows_that_differ([&](index_t first, index_t count) { return forward(attention, part(first, count)); }) == 0);

@@ -118,7 +118,7 @@ public:
         attn::tensor<float> x({.tokens = std::ssize(tokens), .channels = embedding_.shape().channels});
         embed(embedding_, tokens, x.data());
         for (std::size_t l = 0; l < blocks_.size(); ++l) attn::forward(blocks_[l], caches_[l], {.tokens = x}, x, run_);
-        const auto last = x.view().slice({.tokens = {std::ssize(tokens) - count, count}});
+        const auto last = x.slice({.tokens = {std::ssize(tokens) - count, count}});
         attn::normalise(norm_, last, last, run_);
         return attn::forward(head_, {.tokens = last}, run_);
     }

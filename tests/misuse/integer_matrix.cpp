@@ -1,4 +1,4 @@
-// expect: no matching function for call to .*view
+// expect: attn: view\(m\) is of an Eigen matrix with memory, of float, double or 16-bit numbers
 // A view of an Eigen matrix holds numbers that attn computes in.
 #include <attn/core/eigen.hpp>
 

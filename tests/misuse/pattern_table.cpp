@@ -1,4 +1,4 @@
-// expect: attn: this predicate cannot be evaluated on ranges of positions.*attn::pattern::tiles\(mask, n, m\)
+// expect: attn: this predicate cannot be evaluated on ranges of positions.*attn::pattern::tiles\(mask, n, m\).*attn::pattern::selected
 // A lambda that looks positions up in a table.
 #include <attn/pattern/predicate.hpp>
 #include <attn/pattern/schedule.hpp>

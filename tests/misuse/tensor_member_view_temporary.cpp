@@ -1,5 +1,5 @@
 // expect: deleted
-// The same, by the tensor's own view.
+// A tensor's own view, read after the tensor is gone.
 #include <attn/core/tensor.hpp>
 
 int main() {

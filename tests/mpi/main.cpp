@@ -38,7 +38,7 @@ void check_backward(mpi_communicator& ranks, const auto& op, index_t n) {
         const auto own = parts.queries(communicator.rank());
         const tensor_part part{.tokens = own};
         dq = tensor<float>({1, 2, own.count, 8}), dk = tensor<float>({1, 1, own.count, 8}), dv = tensor<float>({1, 1, own.count, 4});
-        backward(sequence_parallel{op, parts}, communicator, in.slice(part, part), saved_outputs<float>{out, log_sum_exp}.slice(part), {d_out.view().slice(part)},
+        backward(sequence_parallel{op, parts}, communicator, in.slice(part, part), saved_outputs<float>{out, log_sum_exp}.slice(part), {d_out.slice(part)},
                  {{dq, dk, dv}});
     };
     tensor<float> expected[3], found[3];
@@ -56,7 +56,7 @@ void check_recurrent(mpi_communicator& ranks, index_t n) {
     const auto given = random_given<float>({1, 4, 2, n, n, 8, 4});
     const inputs<float> in(given);
     const auto decays = retention_log_decays<float>(2, n);
-    const auto of = [&](const row_range& rows) { return recurrent_attention{.rule = rule::gated<float>{decays.view().slice({.tokens = rows})}}; };
+    const auto of = [&](const row_range& rows) { return recurrent_attention{.rule = rule::gated<float>{decays.slice({.tokens = rows})}}; };
     const auto d_out = random_tensor<float>({1, 4, n, 4}, 17);
     tensor<float> dq(in.queries.shape()), dk(in.keys.shape()), dv(in.values.shape()), d_decays(decays.shape());
     const auto whole = of({0, n});
@@ -69,7 +69,7 @@ void check_recurrent(mpi_communicator& ranks, index_t n) {
     const auto over = sequence_parallel{of(rows), parts};
     const auto own_out = attend(over, ranks, in.slice(part, part));
     tensor<float> own_dq({1, 4, rows.count, 8}), own_dk({1, 2, rows.count, 8}), own_dv({1, 2, rows.count, 4}), own_d_decays({1, 2, rows.count, 1});
-    backward(over, ranks, in.slice(part, part), {own_out}, {d_out.view().slice(part)}, {{own_dq, own_dk, own_dv}, own_d_decays});
+    backward(over, ranks, in.slice(part, part), {own_out}, {d_out.slice(part)}, {{own_dq, own_dk, own_dv}, own_d_decays});
     const auto same = [&](const tensor<float>& own, const tensor<float>& all) { return same_bits(own, rows_of(all, rows.first, rows.count)); };
     require(same(own_out, out) && same(own_dq, dq) && same(own_dk, dk) && same(own_dv, dv) && same(own_d_decays, d_decays), "recurrent attention and its gradient have the bits of one machine");
 }
@@ -101,7 +101,7 @@ void check_batch_norm(mpi_communicator& ranks) {
     const partition parts(dense{}, {s, s, s}, ranks.size());
     const auto own = parts.queries(ranks.rank());
     tensor<float> out({s.batch, s.heads, own.count, s.channels});
-    train(norm, parts, ranks, x.view().slice({.tokens = own}), out, statistics, execution(one, memory));
+    train(norm, parts, ranks, x.slice({.tokens = own}), out, statistics, execution(one, memory));
     require(statistics.mean == expected.mean && statistics.variance == expected.variance, "statistics are those of all tokens");
     for (index_t b = 0; b < s.batch; ++b)
         require(std::equal(out.view().row(b, 0, 0), out.view().row(b, 0, 0) + own.count * s.channels, whole.view().row(b, 0, own.first)), "rows of BatchNorm are the same");

@@ -259,7 +259,7 @@ private:
         auto k = tokens_of(m.keys, 0, m.size());
         turn(m, 0, k);
         const auto op = op_of(pattern() & left_over{&m.kept});
-        inputs<T> in{q, k, m.values.view().slice({.tokens = {0, m.size()}})};
+        inputs<T> in{q, k, m.values.slice({.tokens = {0, m.size()}})};
         in.positions = {.first_query = m.size() - q.shape().tokens, .first_key = 0};
         auto result = testing::no_answer<T>(op.output_shape(shapes_of(in)), true);
         attend(op, in, result.out());

@@ -91,9 +91,9 @@ std::string broken_causal(draw& random, const causal_problem<T, F>& p, const con
     on_threads(threads, none, [&](const execution& on) { convolve(p.op(first, ragged_states), ragged{cuts}, from.view(), ragged_values, on); });
     for (index_t e = 0; e < states.batch; ++e) {
         const tensor_part part{.tokens = {cuts[static_cast<std::size_t>(e)], cuts[static_cast<std::size_t>(e) + 1] - cuts[static_cast<std::size_t>(e)]}};
-        const auto own = p.x.view().slice(part);
+        const auto own = p.x.slice(part);
         tensor<T> values(own.shape()), state_of(p.state.shape());
-        convolve(p.op(first.view().slice({.batch = {e, 1}}), state_of), own, values);
+        convolve(p.op(first.slice({.batch = {e, 1}}), state_of), own, values);
         bool same = true;
         attn::detail::for_each_number(own.shape(), [&](index_t b, index_t h, index_t i, index_t c) {
             same &= testing::same_bits(values(b, h, i, c), ragged_values(b, h, part.tokens.first + i, c));
@@ -157,9 +157,9 @@ std::string broken_causal_gradient(draw& random, const causal_problem<T, F>& p) 
     for (auto piece = cuts.size() - 1; piece > 0; --piece) {
         const tensor_part before{.tokens = {0, cuts[piece - 1]}}, part{.tokens = {cuts[piece - 1], cuts[piece] - cuts[piece - 1]}};
         tensor<T> ignored({p.x.shape().batch, p.x.shape().heads, cuts[piece - 1], p.x.shape().channels}), own(p.state.shape());
-        convolve(p.op(p.first_state(), own), p.x.view().slice(before), ignored);
-        backward(p.op(own), p.x.view().slice(part), d_out.view().slice(part),
-                 {.x = in_pieces.view().slice(part), .first_state = state_gradient, .d_last_state = carried});
+        convolve(p.op(p.first_state(), own), p.x.slice(before), ignored);
+        backward(p.op(own), p.x.slice(part), d_out.slice(part),
+                 {.x = in_pieces.slice(part), .first_state = state_gradient, .d_last_state = carried});
         std::swap(carried, state_gradient);
     }
     if (const auto at = other_bits(in_pieces, whole); !at.empty()) return "gradient in pieces: " + at;

@@ -234,7 +234,7 @@ private:
         const auto ours = attend(*t_.part(b, g), in, has_log_sum_exp_);
         const auto copied = [&](const tensor<T>& from) {
             tensor<T> to({1, group, from.shape().tokens, from.shape().channels});
-            const auto view = from.view().slice(some_heads);
+            const auto view = from.slice(some_heads);
             for (index_t h = 0; h < group; ++h)
                 for (index_t i = 0; i < to.shape().tokens; ++i)
                     for (index_t c = 0; c < to.shape().channels; ++c) to(0, h, i, c) = view(0, h, i, c);
@@ -345,7 +345,7 @@ private:
             if (!with_gradient) continue;
             tensor<T> own_dq(shapes_of(in).queries), own_dk(shapes_of(in).keys), own_dv(shapes_of(in).values);
             on_threads(1, [&](const execution& run) {
-                t_.op->backward(in, {alone.values, if_any(alone.log_sum_exp.view())}, {d_out.view().slice(rows)}, {{own_dq, own_dk, own_dv}, {}}, run);
+                t_.op->backward(in, {alone.values, if_any(alone.log_sum_exp.view())}, {d_out.slice(rows)}, {{own_dq, own_dk, own_dv}, {}}, run);
             });
             if (auto problem = compare(dq, rows.tokens, own_dq); !problem.empty()) return "gradient of the queries of " + problem;
             if (auto problem = compare(dk, key_rows.tokens, own_dk); !problem.empty()) return "gradient of the keys of " + problem;

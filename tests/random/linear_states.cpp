@@ -112,8 +112,8 @@ private:
         const tensor_part asked{.tokens = {size - count, count}}, there{.tokens = {0, size}};
         auto ours = testing::no_answer<T>({1, size_.heads, count, size_.of.value_channels}, false);
         on_threads(random_.number(1, 4),
-                   [&](const execution& run) { attend(op_, s.queries.view().slice(asked), s.ours, ours.out(), run); });
-        const auto exact = attend(op_, inputs<T>{s.queries.view().slice(there), s.keys.view().slice(there), s.values.view().slice(there)});
+                   [&](const execution& run) { attend(op_, s.queries.slice(asked), s.ours, ours.out(), run); });
+        const auto exact = attend(op_, inputs<T>{s.queries.slice(there), s.keys.slice(there), s.values.slice(there)});
         tensor<T> expected(ours.values.shape());
         attn::detail::for_each_number(
             expected.shape(), [&](index_t, index_t h, index_t i, index_t c) { expected(0, h, i, c) = exact(0, h, size - count + i, c); });
@@ -134,10 +134,10 @@ private:
         for (std::size_t e = 0; e < all.size(); ++e) {
             const auto& of = all[e];
             const row_range rows{starts[e], starts[e + 1] - starts[e]}, asked{of.ours.size() - rows.count, rows.count};
-            const auto from = of.queries.view().slice({.tokens = asked});
+            const auto from = of.queries.slice({.tokens = asked});
             attn::detail::for_each_number(
                 from.shape(), [&](index_t, index_t h, index_t i, index_t c) { queries(0, h, rows.first + i, c) = from(0, h, i, c); });
-            attend(op_, queries.view().slice({.tokens = rows}), of.ours, alone.out().slice({.tokens = rows}));
+            attend(op_, queries.slice({.tokens = rows}), of.ours, alone.out().slice({.tokens = rows}));
         }
         on_threads(random_.number(1, 4),
                    [&](const execution& run) { attend(op_, queries, linear_state_batch<T>{each, starts}, ours.out(), run); });

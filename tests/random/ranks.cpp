@@ -150,7 +150,7 @@ private:
                 testing::placed<T> dq(rows_of(exact[0], q), draw_layout(own)), dk(rows_of(exact[1], k), draw_layout(own)), dv(rows_of(exact[2], k), draw_layout(own));
                 thread_pool threads(own.number(1, 3));
                 call(&ranks, {in.queries.slice({.tokens = q}), keys.view(), in.values.slice({.tokens = k})}, saved.slice({.tokens = q}),
-                     {of_values.view().slice({.tokens = q})}, {dq.view(), dk.view(), dv.view()}, threads);
+                     {of_values.slice({.tokens = q})}, {dq.view(), dk.view(), dv.view()}, threads);
                 if (!dq.guards_intact() || !dk.guards_intact() || !dv.guards_intact()) return "wrote beside a gradient";
                 put_rows(of_run[0], q, dq.copy());
                 put_rows(of_run[1], k, dk.copy());

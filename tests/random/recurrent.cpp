@@ -30,7 +30,7 @@ struct some_terms {
 
     tensor_view<const T> of(const tensor<T>& t) const {
         if (batch < 0) return t.view();
-        return t.view().slice({.batch = {t.shape().batch == 1 ? 0 : batch, 1}, .heads = {t.shape().heads == 1 ? 0 : head, 1}});
+        return t.slice({.batch = {t.shape().batch == 1 ? 0 : batch, 1}, .heads = {t.shape().heads == 1 ? 0 : head, 1}});
     }
     tensor_view<const T> first_state() const { return all->from_first ? of(all->first_state) : tensor_view<const T>(); }
     /// As the definition takes them, in S: f(terms, first state).

@@ -23,9 +23,9 @@ public:
     /// The token of the first row.
     index_t first() const { return first_; }
     /// The rows that are there.
-    stored_view<const T> rows() const { return numbers_.view().slice({.tokens = {0, count_}}); }
+    stored_view<const T> rows() const { return numbers_.slice({.tokens = {0, count_}}); }
     /// As many rows as the sequence has tokens, of which only those may be read that are there.
-    stored_view<const T> of_sequence(index_t tokens) const { return numbers_.view().slice({.tokens = {-first_, tokens}}); }
+    stored_view<const T> of_sequence(index_t tokens) const { return numbers_.slice({.tokens = {-first_, tokens}}); }
 
     /// Memory for the rows from one on and so many more; none if there is room where they are.
     tensor<T> room_for(index_t first, index_t more) const {

@@ -26,4 +26,13 @@ auto view(EigenMatrix auto& m) {
     return tensor_view(m.data(), shape{.tokens = m.rows(), .channels = m.cols()}, strides{0, 0, m.rowStride(), m.colStride()});
 }
 
+/// There is none of anything else, which is said in one sentence.
+template <class V>
+    requires(!EigenMatrix<V>)
+auto view(V&) {
+    static_assert(std::is_void_v<V>,
+                  "attn: view(m) is of an Eigen matrix with memory, of float, double or 16-bit numbers; a tensor t has t.view()");
+    return tensor_view<float>();
+}
+
 } // namespace attn

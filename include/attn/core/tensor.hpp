@@ -65,6 +65,11 @@ public:
     /// A view of all of it.
     tensor_view<const T> view() const& noexcept { return head_major(data(), shape_); }
     tensor_view<const T> view() const&& = delete;
+    /// A view of a part of it: see tensor_view::slice.
+    tensor_view<T> slice(const tensor_part& part) & noexcept { return view().slice(part); }
+    /// A view of a part of it: see tensor_view::slice.
+    tensor_view<const T> slice(const tensor_part& part) const& noexcept { return view().slice(part); }
+    tensor_view<const T> slice(const tensor_part& part) const&& = delete;
     operator tensor_view<T>() & noexcept { return view(); }
     operator tensor_view<const T>() const& noexcept { return view(); }
     operator tensor_view<const T>() const&& = delete;

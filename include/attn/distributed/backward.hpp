@@ -61,7 +61,7 @@ public:
             // The rank's queries outside of this range have nothing to do with the piece.
             const auto see = seeing_[static_cast<std::size_t>(number)];
             const tensor_part of_rank{.tokens = see};
-            const auto of_queries = wanted.queries.data() ? of_queries_.view().slice({.tokens = {0, see.count}}) : tensor_view<T>{};
+            const auto of_queries = wanted.queries.data() ? of_queries_.slice({.tokens = {0, see.count}}) : tensor_view<T>{};
             part.queries = of_queries;
             part.keys = keys_home.part(number), part.values = values_home.part(number);
             const auto compute = [&] {

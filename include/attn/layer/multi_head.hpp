@@ -85,7 +85,10 @@ struct multi_head {
             detail::raise(shape_error(name, "context", "has shape ", source.shape(), ", but tokens have ", in.tokens.shape()));
         if (in.value_context.data()) detail::check_value_context(name, in, v.inputs(), reduces);
         detail::check_heads(name, "q", q, q.inputs(), heads);
-        if constexpr (!shares_queries) detail::check_heads(name, "k", k, reduced(source.shape()).channels, kv_heads);
+        if constexpr (!shares_queries) {
+            detail::check_heads(name, "k", k, reduced(source.shape()).channels, kv_heads);
+            detail::check_key_channels(name, q.outputs(), heads, k.outputs(), kv_heads);
+        }
         detail::check_heads(name, "v", v, in.value_context.data() ? v.inputs() : reduced(source.shape()).channels, kv_heads);
         const auto s = shapes(in.tokens.shape(), source.shape());
         query_norm.check(s.queries);

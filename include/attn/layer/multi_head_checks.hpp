@@ -13,6 +13,12 @@ void check_heads(std::string_view operation, std::string_view argument, const li
         detail::raise(
             shape_error(operation, argument, "has a weight of shape ", l.weight.shape(), ", whose outputs do not make ", heads, " heads"));
 }
+/// Throws shape_error unless heads of keys have as many channels as those of queries.
+inline void check_key_channels(std::string_view operation, index_t q_outputs, index_t heads, index_t k_outputs, index_t kv_heads) {
+    if (k_outputs / kv_heads != q_outputs / heads)
+        detail::raise(shape_error(operation, "k", "has ", k_outputs, " outputs, ", k_outputs / kv_heads, " for each of ", kv_heads,
+                                  " kv_heads, but q has ", q_outputs, ", ", q_outputs / heads, " for each of ", heads, " heads"));
+}
 /// Throws attention_error unless what an operator whose keys are its queries has no use for is left out.
 template <Scalar T>
 void check_shared_keys(std::string_view operation, std::string_view attention, const linear<T>& k, index_t heads, index_t kv_heads,

@@ -24,7 +24,7 @@ struct no_value {
         static_assert(!std::same_as<Self, Self>,
                       "attn: this predicate cannot be evaluated on ranges of positions: use + - * / % and comparisons of i and j, "
                       "joined by && || !, without table[j], if, ?: or conversions; "
-                      "attn::pattern::tiles(mask, n, m) makes a pattern of an opaque mask");
+                      "attn::pattern::tiles(mask, n, m) makes a pattern of an opaque mask, attn::pattern::selected of a table of blocks");
         return {};
     }
 };
