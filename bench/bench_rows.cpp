@@ -279,7 +279,7 @@ std::vector<row> all_rows(bool quick) {
     const auto add = [&](const testing::attention_case& c, const size& s, index_t threads = 1, bool is_double = false,
                          double query_factor = 1) {
         const row r{&c, problem_of(s), threads, "attend", is_double, query_factor};
-        if (c.supports(r.problem)) rows.push_back(r);
+        if (c.supports(r.problem) && (!is_double || c.make_double)) rows.push_back(r);
     };
     for (const auto& c : testing::all_cases()) {
         for (const index_t n : {512, 2048}) add(c, sequence(n));

@@ -1,4 +1,5 @@
-# cmake -DBENCH=<attn_bench> -DFOLDER=<folder to write in> -P check_bench.cmake: a short run, its lines, goals and output file.
+# cmake -DBENCH=<attn_bench> -DFOLDER=<folder to write in> -DNUMBERS=<types that the cases are compiled for> -P check_bench.cmake: a short run, its lines,
+# goals and output file.
 cmake_minimum_required(VERSION 3.24)
 file(REMOVE_RECURSE ${FOLDER})
 file(MAKE_DIRECTORY ${FOLDER})
@@ -79,4 +80,16 @@ endif()
 execute_process(COMMAND ${BENCH} --slow RESULT_VARIABLE result OUTPUT_QUIET ERROR_QUIET)
 if(NOT result EQUAL 2)
   message(SEND_ERROR "an unknown option: exit code ${result}, expected 2")
+endif()
+
+# Rows of doubles are there where cases of doubles are.
+execute_process(COMMAND ${BENCH} --benchmark_list_tests "--benchmark_filter=/f64$" OUTPUT_VARIABLE rows ERROR_VARIABLE error)
+string(REGEX MATCHALL "/f64" rows "${rows}")
+list(LENGTH rows count)
+set(expected 0)
+if("double" IN_LIST NUMBERS)
+  set(expected 4)
+endif()
+if(NOT count EQUAL expected)
+  message(SEND_ERROR "there are ${count} rows of doubles, not ${expected}, of cases for ${NUMBERS}")
 endif()

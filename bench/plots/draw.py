@@ -25,6 +25,7 @@ import numpy
 
 INK = "#7d8590"
 COLOURS = ["#3b82c4", "#d9772b", "#3a9e5c", "#c2548f", "#8f6bd1", "#b08d1e", "#2a9d9d", "#d0524a", "#6f8f2f", "#7a7f8a"]
+MARKERS = ["o", "s", "^", "D", "v", "P", "X", "<", ">", "*"]  # by which curves and peers are told apart without colours
 # The cases whose growth is drawn, by the names that a reader of the README knows them by.
 GROWTH = {
     "talking_heads": "talking heads",
@@ -47,6 +48,10 @@ pyplot.rcParams.update({
     "axes.spines.top": False, "axes.spines.right": False,
     "grid.color": INK, "grid.alpha": 0.25, "legend.frameon": False,
 })
+
+
+def styled(number):
+    return {"color": COLOURS[number], "marker": MARKERS[number]}
 
 
 def save(figure, file):
@@ -104,7 +109,7 @@ def draw_log_log(file, curves, label, x_label="n"):
 
 
 def draw_growth(folder, operators):
-    drawn = [(name, operators[case], {"color": COLOURS[number], "marker": "o"})
+    drawn = [(name, operators[case], styled(number))
              for number, (case, name) in enumerate(GROWTH.items()) if len(operators.get(case, {}).get("seconds", ())) > 1]
     if not drawn:
         return
@@ -121,25 +126,31 @@ def draw_growth(folder, operators):
 
 
 def draw_peers(folder, file):
+    """For each shape a line, on it a mark for attn and for each peer, which are told apart by their form: of a peer's several ways the fastest."""
     with open(file) as text:
         rows = [row for row in json.load(text)["rows"] if not re.match("peers/(layer_norm|.*_backward)/", row["name"])]
     thread_counts = sorted({row["name"].rsplit(":", 1)[1] for row in rows})
-    contestants = list(dict.fromkeys(row["contestant"] for row in rows))
-    figure, all_axes = pyplot.subplots(len(thread_counts), 1, figsize=(9, 3.2 * len(thread_counts)), squeeze=False)
-    for axes, threads in zip(all_axes[:, 0], thread_counts):
-        shares = {(row["name"], row["contestant"]): row["share"] for row in rows if row["name"].endswith(f"threads:{threads}")}
-        shapes = list(dict.fromkeys(name for name, _ in shares))
-        width = 0.85 / len(contestants)
-        for number, contestant in enumerate(contestants):
-            at = [place + (number - (len(contestants) - 1) / 2) * width for place in range(len(shapes))]
-            axes.bar(at, [100 * shares.get((shape, contestant), 0) for shape in shapes], width, color=COLOURS[number % len(COLOURS)], label=contestant)
-        labels = [re.sub(r"peers/softmax(_causal)?/b:(\d+)/n:(\d+)/d:(\d+)/h:(\d+)/.*", lambda m: f"n {m[3]}, d {m[4]}\n{m[5]} heads"
+    figure, all_axes = pyplot.subplots(1, len(thread_counts), figsize=(9, 3.6), squeeze=False, sharey=True)
+    for axes, threads in zip(all_axes[0], thread_counts):
+        fastest = collections.defaultdict(dict)
+        for row in rows:
+            shape, count = row["name"].rsplit("/threads:", 1)
+            if count == threads:
+                peer = re.split("[:,]", row["contestant"])[0]
+                fastest[peer][shape] = max(fastest[peer].get(shape, 0), row["share"])
+        shapes = list(fastest["attn"])
+        for number, (peer, shares) in enumerate(fastest.items()):
+            axes.plot([100 * shares[shape] for shape in shapes if shape in shares], [place for place, shape in enumerate(shapes) if shape in shares],
+                      MARKERS[number], color=COLOURS[number], markersize=8 if number == 0 else 7, markerfacecolor=COLOURS[number] if number == 0 else "none",
+                      markeredgewidth=1.5, label=peer)
+        labels = [re.sub(r"peers/softmax(_causal)?/b:(\d+)/n:(\d+)/d:(\d+)/h:(\d+)", lambda m: f"n {m[3]}, d {m[4]}, {m[5]} heads"
                          + (f", batch {m[2]}" if m[2] != "1" else "") + (", causal" if m[1] else ""), shape) for shape in shapes]
-        axes.set_xticks(range(len(shapes)), labels)
-        axes.set_ylabel(f"% of the FMA peak, {threads} thread{'' if threads == '1' else 's'}")
-        axes.grid(True, axis="y")
-        axes.set_axisbelow(True)
-    all_axes[0, 0].legend(loc="lower center", bbox_to_anchor=(0.5, 1.01), ncol=3, fontsize=8)
+        axes.set_yticks(range(len(shapes)), labels)
+        axes.set_ylim(len(shapes) - 0.5, -0.5)
+        axes.set_xlim(left=0)
+        axes.set_xlabel(f"% of the FMA peak of {threads} thread{'' if threads == '1' else 's'}")
+        axes.grid(True)
+    all_axes[0, 0].legend(loc="lower left", bbox_to_anchor=(0, 1.01), ncol=6, fontsize=9)
     save(figure, f"{folder}/peers.svg")
 
 
@@ -148,7 +159,7 @@ def draw_ranks(folder, file):
     with open(file) as text:
         for row in csv.DictReader(text):
             by_pattern[row["pattern"]].append((int(row["ranks"]), float(row["speed_up"])))
-    curves = [(name, *numpy.array(points).T, {"color": COLOURS[number], "marker": "o"}) for number, (name, points) in enumerate(by_pattern.items())]
+    curves = [(name, *numpy.array(points).T, styled(number)) for number, (name, points) in enumerate(by_pattern.items())]
     ranks = max((curve[1] for curve in curves), key=len)
     curves.append(("as many times as ranks", ranks, ranks, {"color": INK, "linestyle": "--"}))
     draw_log_log(f"{folder}/ranks.svg", curves, "times as fast as one rank: a model, not a measurement", "ranks")
@@ -158,8 +169,8 @@ def draw_hybrid_model(folder, file):
     with open(file) as text:
         found = re.findall(r"^ *(\d+) +([\d.]+) +([\d.]+) +delta", text.read(), re.MULTILINE)
     context, *layers = numpy.array(found, dtype=float).T
-    curves = [(name, context, microseconds, {"color": colour, "marker": "o"})
-              for name, microseconds, colour in zip(("gated delta rule", "softmax"), layers, COLOURS)]
+    curves = [(name, context, microseconds, styled(number))
+              for number, (name, microseconds) in enumerate(zip(("gated delta rule", "softmax"), layers))]
     draw_log_log(f"{folder}/hybrid_model.svg", curves, "microseconds a layer for one token", "tokens before it")
 
 
