@@ -130,18 +130,19 @@ def draw_peers(folder, file):
     with open(file) as text:
         rows = [row for row in json.load(text)["rows"] if not re.match("peers/(layer_norm|.*_backward)/", row["name"])]
     thread_counts = sorted({row["name"].rsplit(":", 1)[1] for row in rows})
+    peer_of = lambda row: re.split("[:,]", row["contestant"])[0]
+    peers = list(dict.fromkeys(peer_of(row) for row in rows))
     figure, all_axes = pyplot.subplots(1, len(thread_counts), figsize=(9, 3.6), squeeze=False, sharey=True)
     for axes, threads in zip(all_axes[0], thread_counts):
         fastest = collections.defaultdict(dict)
         for row in rows:
             shape, count = row["name"].rsplit("/threads:", 1)
             if count == threads:
-                peer = re.split("[:,]", row["contestant"])[0]
-                fastest[peer][shape] = max(fastest[peer].get(shape, 0), row["share"])
+                fastest[peer_of(row)][shape] = max(fastest[peer_of(row)].get(shape, 0), row["share"])
         shapes = list(fastest["attn"])
-        for number, (peer, shares) in enumerate(fastest.items()):
-            axes.plot([100 * shares[shape] for shape in shapes if shape in shares], [place for place, shape in enumerate(shapes) if shape in shares],
-                      MARKERS[number], color=COLOURS[number], markersize=8 if number == 0 else 7, markerfacecolor=COLOURS[number] if number == 0 else "none",
+        for number, peer in enumerate(peers):
+            shares = [(100 * fastest[peer][shape], place) for place, shape in enumerate(shapes) if shape in fastest[peer]]
+            axes.plot([share for share, _ in shares], [place for _, place in shares], MARKERS[number], color=COLOURS[number], markersize=8 if number == 0 else 7, markerfacecolor=COLOURS[number] if number == 0 else "none",
                       markeredgewidth=1.5, label=peer)
         labels = [re.sub(r"peers/softmax(_causal)?/b:(\d+)/n:(\d+)/d:(\d+)/h:(\d+)", lambda m: f"n {m[3]}, d {m[4]}, {m[5]} heads"
                          + (f", batch {m[2]}" if m[2] != "1" else "") + (", causal" if m[1] else ""), shape) for shape in shapes]
