@@ -81,7 +81,7 @@ def sweeps(file):
 
 def draw_log_log(file, curves, label, x_label="n"):
     """Each curve: its name, n, values and how it is drawn. Names stand at the ends: on the right apart from each other; of a curve that
-    ends before, above it, or below if no other is lower there."""
+    ends before, above it, where no other curve is, with a line to its end if that is far."""
     figure, axes = pyplot.subplots(figsize=(7, 5))
     for _, n, values, style in curves:
         axes.loglog(n, values, linewidth=1.3, markersize=3.5, **style)
@@ -100,10 +100,19 @@ def draw_log_log(file, curves, label, x_label="n"):
             y = axes.transData.transform((n[-1], values[-1]))[1] * to_points
             lowest = max(y, lowest + 10)
             where = {"xytext": (7, lowest - y), "va": "center"}
-        elif values[-1] <= min(others[list(at).index(n[-1])] for _, at, others, _ in curves if n[-1] in at):
-            where = {"xytext": (0, -6), "va": "top", "ha": "right"}
         else:
-            where = {"xytext": (0, 6), "va": "bottom", "ha": "right"}
+            height_of = lambda x, value: axes.transData.transform((x, value))[1] * to_points
+            passed = []  # how far above the end the others pass, over the width of a name
+            for other, at, others, _ in curves:
+                heights = [height_of(x, value) - height_of(n[-1], values[-1]) for x, value in zip(at, others) if x in n[-2:]]
+                if other != name and heights:
+                    passed.append((min(heights), max(heights)))
+            above = 6
+            while any(low - 2 < above + 10 and above < high + 4 for low, high in passed):
+                above += 1
+            where = {"xytext": (0, above), "va": "bottom", "ha": "right"}
+            if above > 12:
+                where["arrowprops"] = {"arrowstyle": "-", "color": style["color"], "linewidth": 0.8, "shrinkA": 0, "shrinkB": 3}
         axes.annotate(name, (n[-1], values[-1]), textcoords="offset points", color=style["color"], **where)
     save(figure, file)
 

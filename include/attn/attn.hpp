@@ -43,6 +43,7 @@
 #include "cache/linear_state.hpp"
 #include "cache/recurrent_state.hpp"
 #include "cache/select_tokens.hpp"
+#include "core/copy.hpp"
 #include "core/heads.hpp"
 #include "core/tensor.hpp"
 #include "norm/backward.hpp"

@@ -70,7 +70,8 @@ struct kept_calls {
 
 } // namespace detail
 
-/// Attention of the queries of a sequence's last tokens, q (1, heads, n, d_k), to all that is kept of it, to out (1, heads, n, d_v).
+/// Attention of the queries of a sequence's last tokens, q (1, heads, n, d_k), to all that is kept of it, to out (1, heads, n, d_v): outputs,
+/// or a tensor or view of their values.
 /// `run` as in attend(op, in, out, run). Throws attention_error, before anything is read or written, as that does, and if the sequence is
 /// shorter than q.
 ///
@@ -83,7 +84,7 @@ struct kept_calls {
 template <Attention A, class Kept>
     requires detail::keeps_sequence<Kept>
 void attend(const A& op, const detail::read_stored<typename Kept::scalar>& q, const Kept& of,
-            const std::type_identity_t<outputs<typename Kept::scalar>>& out, const detail::call_execution& run = {}) {
+            const detail::written<typename Kept::scalar>& out, const detail::call_execution& run = {}) {
     const detail::kept_call<A, Kept> call(op, q, of, out);
     call.check();
     run.reserve(A::name, "q", q.shape(), call.workspace_bytes(run.concurrency()));
@@ -109,7 +110,7 @@ template <Attention A, class Kept>
 template <Attention A, class Kept>
     requires detail::keeps_sequence<Kept>
 void attend(const A& op, const detail::read_stored<typename Kept::scalar>& q, const kept_batch<Kept>& batch,
-            const std::type_identity_t<outputs<typename Kept::scalar>>& out, const detail::call_execution& run = {}) {
+            const detail::written<typename Kept::scalar>& out, const detail::call_execution& run = {}) {
     const detail::kept_calls<A, Kept> calls{op, q, batch, out};
     calls.check();
     const detail::ragged_bytes bytes(calls, run.concurrency(),

@@ -104,4 +104,21 @@ struct outputs {
     constexpr outputs slice(const tensor_part& part) const noexcept { return {values.slice(part), log_sum_exp.slice(part)}; }
 };
 
+namespace detail {
+
+/// What a call writes: outputs, or a tensor, or a view, of its values alone.
+template <class T>
+struct call_outputs : outputs<T> {
+    constexpr call_outputs(const outputs<T>& out) : outputs<T>(out) {}
+    template <class V>
+        requires std::convertible_to<V, stored_view<T>>
+    constexpr call_outputs(V&& to_values, const tensor_view<T>& to_log_sum_exp = {})
+        : outputs<T>{std::forward<V>(to_values), to_log_sum_exp} {}
+};
+/// What a call writes, of T that is known from other arguments.
+template <class T>
+using written = std::type_identity_t<call_outputs<T>>;
+
+} // namespace detail
+
 } // namespace attn
