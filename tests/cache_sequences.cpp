@@ -9,6 +9,7 @@
 #include <attn/attention/sparse_attention.hpp>
 #include <attn/cache/attend.hpp>
 #include <attn/cache/key_value_pool.hpp>
+#include <attn/parallel/thread_pool.hpp>
 #include <attn/pattern/causal.hpp>
 #include <attn/pattern/draft_tree.hpp>
 #include <attn/pattern/global.hpp>
@@ -91,6 +92,31 @@ TEST_CASE("cache: 16-bit formats hold what tensors of that type would", "[cache]
         CHECK(same_bits(attend(op, all.queries, ours), exact));
         CHECK(same_bits(attend(op, last_rows_of(all.queries, 1), ours), last_rows_of(exact, 1)));
     }
+}
+
+TEST_CASE("cache: a result goes to a tensor, a view, one of 16 bits, or outputs", "[cache]") {
+    const cached_tokens<float> all(150);
+    key_value_pool<float> pool(small_cache, 2);
+    sequence<float> ours(pool);
+    all.append_to(ours, 0, 150);
+    const softmax_attention op{.pattern = causal{}};
+    const auto q = last_rows_of(all.queries, 3);
+    const auto exact = attend(op, q, ours);
+    thread_pool threads(2);
+    tensor<float> out(exact.shape()), by_token(exact.shape()), whole(exact.shape()), log_sum_exp({1, 4, 3, 1});
+    attend(op, q, ours, out);
+    const auto view = token_major(by_token.data(), exact.shape());
+    attend(op, q, ours, view, threads);
+    attend(op, q, ours, {whole, log_sum_exp});
+    CHECK((same_bits(out, exact) && same_bits(whole, exact) && log_sum_exp(0, 3, 2, 0) != 0));
+    tensor<Eigen::bfloat16> narrow(exact.shape());
+    attend(op, q, ours, narrow);
+    bool same = true;
+    for (index_t h = 0; h < 4; ++h)
+        for (index_t i = 0; i < 3; ++i)
+            for (index_t c = 0; c < 5; ++c)
+                same = same && view(0, h, i, c) == exact(0, h, i, c) && narrow(0, h, i, c) == static_cast<Eigen::bfloat16>(exact(0, h, i, c));
+    CHECK(same);
 }
 
 TEST_CASE("cache: pages are taken as tokens come, shared by forks, and given back", "[cache]") {
