@@ -70,10 +70,9 @@ struct kept_calls {
 
 } // namespace detail
 
-/// Attention of the queries of a sequence's last tokens, q (1, heads, n, d_k), to all that is kept of it, to out (1, heads, n, d_v): outputs,
-/// or a tensor or view of their values.
-/// `run` as in attend(op, in, out, run). Throws attention_error, before anything is read or written, as that does, and if the sequence is
-/// shorter than q.
+/// Attention of the queries of a sequence's last tokens, q (1, heads, n, d_k), to all that is kept of it, to out (1, heads, n, d_v), which
+/// may be outputs, or a tensor or view of their values. `run` as in attend(op, in, out, run). Throws attention_error, before anything is
+/// read or written, as that does, and if the sequence is shorter than q.
 ///
 /// Of a sequence, by softmax, sparse or pointwise attention: out has the bits of attention to the tokens that are not evicted as one tensor
 /// at their positions, keys and queries turned before if the pool has a rotary_reading, whose table must have the positions. What a page
