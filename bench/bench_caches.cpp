@@ -104,7 +104,7 @@ struct step_memory {
     std::optional<filled_caches> full;
     std::optional<eigen_step> eigen;
 };
-/// The memory of a row: its first repetition fills it, which takes longer than to time it, and the first of another row gives it back.
+/// The memory of a row: its first repetition fills it, which takes longer than to time it, and that of the next step gives it back.
 step_memory& memory_of(const std::string& row, const step& s, cache_format format) {
     static std::string of;
     static std::optional<step_memory> memory;

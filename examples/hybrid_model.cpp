@@ -4,6 +4,7 @@
 //     example_hybrid_model [LONGEST CONTEXT]      (1024, if none is named)
 #include <attn/attention/causal_convolution.hpp>
 #include <attn/cache/recurrent_state.hpp>
+#include <attn/core/copy.hpp>
 #include <attn/layer/cached.hpp>
 #include <attn/norm/rms_norm.hpp>
 #include <attn/norm/unit_norm.hpp>
@@ -109,8 +110,7 @@ struct hybrid_model {
 
     /// The last layer's tokens. seconds: of a layer of the delta rule, and of the softmax layer.
     attn::tensor<float> operator()(const rows& tokens, memory_of_layers& memory, std::array<double, 2>* seconds = nullptr) const {
-        attn::tensor<float> x(tokens.shape());
-        for (index_t i = 0; i < x.shape().tokens; ++i) std::copy_n(tokens.row(0, 0, i), width, x.view().row(0, 0, i));
+        auto x = attn::copy(tokens);
         const auto begin = std::chrono::steady_clock::now();
         for (std::size_t l = 0; l < delta.size(); ++l) delta[l](x, memory.states[l], run);
         const auto between = std::chrono::steady_clock::now();

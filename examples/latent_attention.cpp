@@ -2,6 +2,7 @@
 // move to the queries and the result, so that attention reads the latent rows themselves: as keys with their rotary part, as values without.
 // DeepSeek-AI 2024, DeepSeek-V2 (there: 128 heads, a latent of 512, 64 rotary channels).
 #include <attn/attention/softmax_attention.hpp>
+#include <attn/core/copy.hpp>
 #include <attn/layer/rotary.hpp>
 #include <attn/pattern/causal.hpp>
 
@@ -49,16 +50,14 @@ int main() {
     tensor<float> all_values({.heads = heads, .tokens = tokens, .channels = values});
     const tensor_view<const float> rows = cache.view();
     multiply(up_keys, false, rows.slice({.channels = {0, latent}}), keys.slice({.channels = {0, plain}}));
-    for (index_t h = 0; h < heads; ++h)
-        for (index_t j = 0; j < tokens; ++j) std::copy_n(&cache(0, 0, j, latent), turned, &keys(0, h, j, plain));
+    for (index_t h = 0; h < heads; ++h) attn::copy(rotary_keys, keys.slice({.heads = {h, 1}, .channels = {plain, turned}}));
     multiply(up_values, false, rows.slice({.channels = {0, latent}}), all_values.view());
     const auto expected = attn::attend(op, queries, keys, all_values);
 
     // The queries go to the latent space instead: W_q' = W_up^T q, with their rotary part behind.
     tensor<float> moved({.heads = heads, .tokens = tokens, .channels = latent + turned});
     multiply(up_keys, true, queries.slice({.channels = {0, plain}}), moved.slice({.channels = {0, latent}}));
-    for (index_t h = 0; h < heads; ++h)
-        for (index_t i = 0; i < tokens; ++i) std::copy_n(&queries(0, h, i, plain), turned, &moved(0, h, i, latent));
+    attn::copy(rotary_queries, moved.slice({.channels = {latent, turned}}));
 
     float largest = 0, difference = 0;
     const auto decode = [&](index_t first, index_t count) {

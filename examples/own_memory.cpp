@@ -1,5 +1,6 @@
 // Attention on memory of your own: three layouts of the same numbers, threads, and a call that allocates nothing.
 #include <attn/attention/softmax_attention.hpp>
+#include <attn/core/copy.hpp>
 #include <attn/parallel/thread_pool.hpp>
 #include <attn/pattern/causal.hpp>
 
@@ -37,14 +38,9 @@ int main() {
         return attn::tensor_view<float>(packed.data() + which * row, tokens,
                                         {.batch = tokens.tokens * 3 * row, .heads = tokens.channels, .tokens = 3 * row, .channels = 1});
     };
-    const auto copy = [&](const attn::tensor_view<const float>& from, const attn::tensor_view<float>& to) {
-        for (attn::index_t b = 0; b < tokens.batch; ++b)
-            for (attn::index_t h = 0; h < tokens.heads; ++h)
-                for (attn::index_t i = 0; i < tokens.tokens; ++i) std::copy_n(from.row(b, h, i), tokens.channels, to.row(b, h, i));
-    };
-    copy(by_heads.queries, part(0));
-    copy(by_heads.keys, part(1));
-    copy(by_heads.values, part(2));
+    attn::copy(attn::head_major(q.data(), tokens), part(0));
+    attn::copy(attn::head_major(k.data(), tokens), part(1));
+    attn::copy(attn::head_major(v.data(), tokens), part(2));
 
     // The result goes to [batch][tokens][heads][channels], where the next linear layer reads it.
     const auto by_tokens = attn::token_major(packed_out.data(), tokens);

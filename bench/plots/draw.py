@@ -151,8 +151,8 @@ def draw_peers(folder, file):
         shapes = list(fastest["attn"])
         for number, peer in enumerate(peers):
             shares = [(100 * fastest[peer][shape], place) for place, shape in enumerate(shapes) if shape in fastest[peer]]
-            axes.plot([share for share, _ in shares], [place for _, place in shares], MARKERS[number], color=COLOURS[number], markersize=8 if number == 0 else 7, markerfacecolor=COLOURS[number] if number == 0 else "none",
-                      markeredgewidth=1.5, label=peer)
+            axes.plot([share for share, _ in shares], [place for _, place in shares], **styled(number), linestyle="none", markersize=7,
+                      markeredgewidth=1.5, fillstyle="full" if peer == "attn" else "none", label=peer)
         labels = [re.sub(r"peers/softmax(_causal)?/b:(\d+)/n:(\d+)/d:(\d+)/h:(\d+)", lambda m: f"n {m[3]}, d {m[4]}, {m[5]} heads"
                          + (f", batch {m[2]}" if m[2] != "1" else "") + (", causal" if m[1] else ""), shape) for shape in shapes]
         axes.set_yticks(range(len(shapes)), labels)

@@ -102,15 +102,6 @@ template <Attention A, class Kept>
     return out;
 }
 
-/// No call: what a result cannot go to is refused in one sentence when the program is compiled.
-template <Attention A, class Q, class Kept, class O, class... Run>
-    requires(detail::keeps_sequence<Kept> && !std::convertible_to<O, detail::written<typename Kept::scalar>> &&
-             !std::convertible_to<O, detail::call_execution>)
-void attend(const A&, const Q&, const Kept&, O&&, const Run&...) {
-    static_assert(std::is_void_v<O>,
-                  "attn: a result goes to a tensor, or a view, that is not const, of the sequence's type of numbers or of 16 bits");
-}
-
 /// Attention of the queries of several sequences, each to what is kept of its own: q (1, heads, all queries, d_k), out (1, heads, all
 /// queries, d_v). The bits are those of a call for each. Sequences that are much of the work are computed by all threads, one after the
 /// other, the others one on each. `run` as in attend(op, in, out, run). Throws attention_error, before anything is read or written, as a

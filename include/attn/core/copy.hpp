@@ -6,13 +6,23 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
+namespace detail {
+
+/// Copies the numbers of a view to another of the same shape.
+template <class T>
+void copy_numbers(const tensor_view<const T>& from, const tensor_view<T>& to) {
+    for_each_number(to.shape(), [&](index_t b, index_t h, index_t i, index_t c) { to(b, h, i, c) = from(b, h, i, c); });
+}
+
+/// What a view is deduced from: a tensor, a view, an mdspan.
+template <class V>
+concept HasView = requires(V& of) { tensor_view(of); };
+
+} // namespace detail
+
 /// Copies a tensor, or a view, to another of the same shape: to(b, h, i, c) = from(b, h, i, c). Both have numbers of the same type, and any
 /// strides. Throws shape_error, before anything is written, if the shapes differ, one has no memory, or they overlap.
-template <class From, class To>
-    requires requires(const From& from, To& to) {
-        tensor_view(from);
-        tensor_view(to);
-    }
+template <detail::HasView From, detail::HasView To>
 void copy(const From& from, To&& to) {
     const tensor_view source = from;
     const tensor_view result = to;
@@ -26,13 +36,12 @@ void copy(const From& from, To&& to) {
         detail::check_view("copy", "to", result);
         detail::check_writable("copy", "to", result);
         output_memory("copy", "to", result).require_apart("from", source);
-        detail::for_each_number(s, [&](index_t b, index_t h, index_t i, index_t c) { result(b, h, i, c) = source(b, h, i, c); });
+        detail::copy_numbers<number>(source, result);
     }
 }
 
 /// Copies a tensor, or a view, to a new tensor: see copy(from, to).
-template <class From>
-    requires requires(const From& from) { tensor_view(from); }
+template <detail::HasView From>
 [[nodiscard]] auto copy(const From& from) {
     const tensor_view source = from;
     detail::check_view("copy", "from", source);

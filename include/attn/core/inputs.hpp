@@ -106,14 +106,25 @@ struct outputs {
 
 namespace detail {
 
-/// What a call writes: outputs, or a tensor, or a view, of its values alone.
+/// What a call writes: outputs, or a tensor, or a view, of its values alone. One that nobody can write to is refused in one sentence.
 template <class T>
-struct call_outputs : outputs<T> {
+class call_outputs : public outputs<T> {
+public:
     constexpr call_outputs(const outputs<T>& out) : outputs<T>(out) {}
     template <class V>
-        requires std::convertible_to<V, stored_view<T>>
+        requires(std::convertible_to<V, stored_view<T>> || requires(const V& v) { v.data(), v.shape(); })
     constexpr call_outputs(V&& to_values, const tensor_view<T>& to_log_sum_exp = {})
-        : outputs<T>{std::forward<V>(to_values), to_log_sum_exp} {}
+        : outputs<T>{view_of(std::forward<V>(to_values)), to_log_sum_exp} {}
+
+private:
+    template <class V>
+    static constexpr stored_view<T> view_of(V&& values) {
+        constexpr bool writable = std::convertible_to<V, stored_view<T>>;
+        static_assert(writable,
+                      "attn: a result goes to a tensor, or a view, that is not const, of the type of the call's numbers or of 16 bits");
+        if constexpr (writable) return std::forward<V>(values);
+        else return {};
+    }
 };
 /// What a call writes, of T that is known from other arguments.
 template <class T>

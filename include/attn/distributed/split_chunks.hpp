@@ -1,7 +1,7 @@
 // Chunks of recurrent attention whose tokens lie on several ranks: who computes them, and what of their tokens travels there and back.
 #pragma once
 
-#include "../core/tensor.hpp"
+#include "../core/copy.hpp"
 #include "../kernel/recurrent/tiles.hpp"
 #include "communicator.hpp"
 #include "key_plan.hpp"
@@ -62,10 +62,6 @@ template <class T>
 token_arrays<T> of_tokens(token_arrays<T> all, const row_range& rows) {
     for (auto& each : all) each = each.slice({.tokens = rows});
     return all;
-}
-template <class T>
-void copy_numbers(const tensor_view<const T>& from, const tensor_view<T>& to) {
-    for_each_number(to.shape(), [&](index_t b, index_t h, index_t i, index_t c) { to(b, h, i, c) = from(b, h, i, c); });
 }
 
 /// A rank's part in the chunks that several hold: the one that it computes, whose tokens it collects, and its first tokens, whose gradients
