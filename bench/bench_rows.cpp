@@ -176,6 +176,7 @@ struct crossover {
 };
 constexpr crossover crossovers[] = {{"sliding_window_256", "softmax_causal"},
                                     {"sparse_strided", "softmax_causal"},
+                                    {"sigmoid", "softmax"},
                                     {"linformer", "softmax", 512}, // to 256 rows from there on
                                     {"lsh", "softmax"},
                                     {"linear", "softmax"},
