@@ -32,7 +32,7 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU") # its collector runs less often, which 
   endif()
 endif()
 
-# attn_compile: how checks and benchmarks call the compiler, as own programs are compiled.
+# attn_compile: how checks and benchmarks call the compiler, as own programs are compiled; attn_compile_options: the same for another one.
 set(attn_dependency_includes)
 foreach(target Eigen3::Eigen xsimd)
   get_target_property(directories ${target} INTERFACE_INCLUDE_DIRECTORIES)
@@ -41,7 +41,8 @@ foreach(target Eigen3::Eigen xsimd)
   list(APPEND attn_dependency_includes ${directories})
 endforeach()
 separate_arguments(own_flags NATIVE_COMMAND "${CMAKE_CXX_FLAGS}")
-set(attn_compile ${CMAKE_CXX_COMPILER} ${own_flags} -std=c++20 -I${PROJECT_SOURCE_DIR}/include ${attn_dependency_includes})
+set(attn_compile_options ${own_flags} -std=c++20 -I${PROJECT_SOURCE_DIR}/include ${attn_dependency_includes})
 if(ATTN_NATIVE)
-  list(APPEND attn_compile -march=native)
+  list(APPEND attn_compile_options -march=native)
 endif()
+set(attn_compile ${CMAKE_CXX_COMPILER} ${attn_compile_options})
