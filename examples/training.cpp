@@ -16,7 +16,7 @@ int main() {
     attn::tensor<float> dq(q.shape()), dk(k.shape()), dv(v.shape()), d_out(out.shape());
     attn::workspace kept(attn::kept_bytes(layer, {.tokens = x})); // what the gradient needs of the way there
     const auto descend = [](attn::tensor<float>& w, const attn::tensor<float>& dw) {
-        std::transform(w.begin(), w.end(), dw.begin(), w.begin(), [](float number, float slope) { return number - 0.5f * slope; });
+        std::ranges::transform(w.elements(), dw.elements(), w.data(), [](float number, float slope) { return number - 0.5f * slope; });
     };
     std::mt19937 random(1);
     for (int step = 0; step <= 300; ++step) {
@@ -31,7 +31,7 @@ int main() {
         }
         attn::forward(layer, {.tokens = x}, y, kept);
         float loss = 0;
-        std::transform(y.begin(), y.end(), wanted.begin(), dy.begin(), [&](float ours, float theirs) {
+        std::ranges::transform(y.elements(), wanted.elements(), dy.data(), [&](float ours, float theirs) {
             loss += (ours - theirs) * (ours - theirs) / (batch * tokens);
             return 2 * (ours - theirs) / (batch * tokens);
         });

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <memory>
 #include <new>
+#include <span>
 #include <utility>
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
@@ -58,14 +59,11 @@ public:
     T* data() noexcept { return data_.get(); }
     /// Where the elements lie.
     const T* data() const noexcept { return data_.get(); }
-    /// A tensor is a contiguous range of its elements, in the order in which they lie.
-    T* begin() noexcept { return data(); }
-    /// The first element.
-    const T* begin() const noexcept { return data(); }
-    /// Behind the last element.
-    T* end() noexcept { return data() + shape_.size(); }
-    /// Behind the last element.
-    const T* end() const noexcept { return data() + shape_.size(); }
+    /// All elements, in the order in which they lie.
+    std::span<T> elements() & noexcept { return {data(), static_cast<std::size_t>(shape_.size())}; }
+    /// All elements, in the order in which they lie.
+    std::span<const T> elements() const& noexcept { return {data(), static_cast<std::size_t>(shape_.size())}; }
+    std::span<const T> elements() const&& = delete;
     /// The extents.
     const attn::shape& shape() const noexcept { return shape_; }
     /// A view of all of it.
