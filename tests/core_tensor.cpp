@@ -1,5 +1,6 @@
 #include "catch.hpp"
 
+#include <attn/core/inputs.hpp>
 #include <attn/core/output_memory.hpp>
 #include <attn/core/tensor.hpp>
 #include <attn/core/workspace.hpp>
@@ -55,7 +56,8 @@ TEST_CASE("what only looks, or moves, throws nothing", "[core]") {
     STATIC_REQUIRE(noexcept(std::declval<const execution&>().concurrency()) && noexcept(std::declval<const thread_pool&>().concurrency()));
 }
 
-TEST_CASE("tensor: its elements in the order in which they lie", "[core]") {
+TEST_CASE("tensor: its elements in the order in which they lie, as a span, since a tensor is no list of numbers", "[core]") {
+    STATIC_REQUIRE(!std::ranges::range<tensor<index_t>> && !std::convertible_to<tensor<index_t>&, per_batch>);
     tensor<float> t({2, 3, 5, 7});
     std::iota(t.elements().begin(), t.elements().end(), 0.0f);
     CHECK(t(1, 2, 4, 6) == 2 * 3 * 5 * 7 - 1);
