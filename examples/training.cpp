@@ -38,6 +38,6 @@ int main() {
         attn::backward(layer, {.tokens = x}, kept, dy,
                        {.parameters = {.q = {.weight = dq}, .k = {.weight = dk}, .v = {.weight = dv}, .out = {.weight = d_out}}});
         descend(q, dq), descend(k, dk), descend(v, dv), descend(out, d_out);
-        if (step % 100 == 0) std::printf("step %3d: mean square error %.3f\n", step, loss);
+        if (step % 100 == 0) std::printf("step %3d: mean square error %.3f\n", step, static_cast<double>(loss));
     }
 }
