@@ -1,6 +1,5 @@
 // Training, step by step: a layer of attention learns to find the one marked token of a sequence and to say its number at every other.
-#include <attn/core/tensor.hpp>
-#include <attn/layer/multi_head.hpp>
+#include <attn/layer/named_gradients.hpp>
 
 #include <algorithm>
 #include <cstdio>
@@ -8,36 +7,40 @@
 
 int main() {
     constexpr int batch = 32, tokens = 20, channels = 16;
-    const auto matrix = [](int outputs, unsigned seed) { return attn::tensor<float>::random({1, 1, outputs, channels}, seed, 0.3f); };
-    attn::tensor<float> q = matrix(channels, 1), k = matrix(channels, 2), v = matrix(channels, 3), out = matrix(1, 4);
-    const attn::multi_head layer{.heads = 2, .q = attn::linear{q}, .k = attn::linear{k}, .v = attn::linear{v}, .out = attn::linear{out}};
+    std::mt19937 random(2);
+    const auto number = [&] { return static_cast<float>(random()) / 0x1p31f - 1; }; // of -1 to 1, the same with any standard library
+    attn::parameters weights;
+    for (const std::string name : {"q.weight", "k.weight", "v.weight", "out.weight"}) {
+        weights.add<float>(name, {name == "out.weight" ? 1 : channels, channels});
+        std::ranges::generate(weights.elements<float>(name), [&] { return 0.5f * number(); });
+    }
+    attn::parameters gradients = attn::zeros_like<float>(weights);
+    const auto layer = attn::get_multi_head<float>(weights, "", 2); // of two heads, and of the weights as they are at each call
 
-    attn::tensor<float> x({batch, 1, tokens, channels}), y({batch, 1, tokens, 1}), wanted(y.shape()), dy(y.shape());
-    attn::tensor<float> dq(q.shape()), dk(k.shape()), dv(v.shape()), d_out(out.shape());
+    attn::tensor<float> x({batch, 1, tokens, channels}), y({batch, 1, tokens, 1}), dy(y.shape());
     attn::workspace kept(attn::kept_bytes(layer, {.tokens = x})); // what the gradient needs of the way there
-    const auto descend = [](attn::tensor<float>& w, const attn::tensor<float>& dw) {
-        std::ranges::transform(w.elements(), dw.elements(), w.data(), [](float number, float slope) { return number - 0.5f * slope; });
-    };
-    std::mt19937 random(1);
     for (int step = 0; step <= 300; ++step) {
+        int marked[batch];
         for (int b = 0; b < batch; ++b) {
-            const int marked = static_cast<int>(random() % tokens);
+            marked[b] = static_cast<int>(random() % tokens);
             for (int i = 0; i < tokens; ++i) {
-                x(b, 0, i, 0) = static_cast<float>(random()) / 0x1p31f - 1; // the number
-                x(b, 0, i, 1) = i == marked ? 3.0f : 0.0f;                  // the mark
+                x(b, 0, i, 0) = number();                       // the number
+                x(b, 0, i, 1) = i == marked[b] ? 3.0f : 0.0f; // the mark
                 x(b, 0, i, 2) = 1;
             }
-            for (int i = 0; i < tokens; ++i) wanted(b, 0, i, 0) = x(b, 0, marked, 0);
         }
         attn::forward(layer, {.tokens = x}, y, kept);
-        float loss = 0;
-        std::ranges::transform(y.elements(), wanted.elements(), dy.data(), [&](float ours, float theirs) {
-            loss += (ours - theirs) * (ours - theirs) / (batch * tokens);
-            return 2 * (ours - theirs) / (batch * tokens);
-        });
-        attn::backward(layer, {.tokens = x}, kept, dy,
-                       {.parameters = {.q = {.weight = dq}, .k = {.weight = dk}, .v = {.weight = dv}, .out = {.weight = d_out}}});
-        descend(q, dq), descend(k, dk), descend(v, dv), descend(out, d_out);
-        if (step % 100 == 0) std::printf("step %3d: mean square error %.3f\n", step, static_cast<double>(loss));
+        float loss = 0; // the mean of squares, and dy its gradient
+        for (int b = 0; b < batch; ++b)
+            for (int i = 0; i < tokens; ++i) {
+                const float wrong = y(b, 0, i, 0) - x(b, 0, marked[b], 0);
+                loss += wrong * wrong / (batch * tokens);
+                dy(b, 0, i, 0) = 2 * wrong / (batch * tokens);
+            }
+        attn::backward(layer, {.tokens = x}, kept, dy, {.parameters = attn::get_gradients(layer, gradients, "")});
+        for (const auto& name : weights.names())
+            std::ranges::transform(weights.elements<float>(name), gradients.elements<float>(name), weights.elements<float>(name).begin(),
+                                   [](float number, float slope) { return number - 0.2f * slope; });
+        if (step % 100 == 0) std::printf("step %3d: mean square error %.2f\n", step, static_cast<double>(loss));
     }
 }

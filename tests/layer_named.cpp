@@ -1,8 +1,11 @@
-// Layers by the names of others' files: the layer that the linears make, whatever they are called, and every way to be wrong.
+// Layers by the names of others' files: the layer that the linears make, whatever they are called, their gradients by the same names, and every
+// way to be wrong.
 #include "catch.hpp"
 #include "layer_checks.hpp"
 
-#include <attn/layer/named_layers.hpp>
+#include <attn/layer/named_gradients.hpp>
+#include <attn/norm/layer_norm.hpp>
+#include <attn/norm/rep_batch_norm.hpp>
 #include <attn/pattern/causal.hpp>
 
 namespace attn::testing {
@@ -49,23 +52,53 @@ struct renamed {
     }
 };
 
+/// What other files call q, k and v, or all three, and the result.
+const std::vector<std::pair<std::array<std::string, 3>, std::string>> attention_files{
+    {{"q", "k", "v"}, "out"},
+    {{"q_proj", "k_proj", "v_proj"}, "o_proj"},
+    {{"q_proj", "k_proj", "v_proj"}, "out_proj"},
+    {{"query", "key", "value"}, "out"},
+    {{"to_q", "to_k", "to_v"}, "to_out.0"},
+    {{"wq", "wk", "wv"}, "wo"},
+    {{"qkv", "", ""}, "proj"},
+    {{"Wqkv", "", ""}, "out"},
+    {{"qkv_proj", "", ""}, "o_proj"},
+    {{"in_proj", "", ""}, "out_proj"},
+    {{"self.query", "self.key", "self.value"}, "output.dense"}};
+/// And up, down and the gate of a feed-forward layer, if it has one.
+const std::vector<std::array<std::string, 3>> feed_forward_files{{"up", "down", "gate"},
+                                                                 {"up", "down", ""},
+                                                                 {"up_proj", "down_proj", "gate_proj"},
+                                                                 {"w3", "w2", "w1"},
+                                                                 {"fc1_x", "fc2", "fc1_g"},
+                                                                 {"fc1", "fc2", ""},
+                                                                 {"linear1", "linear2", ""},
+                                                                 {"intermediate.dense", "output.dense", ""}};
+
+/// The gradients that a layer's backward writes into some of ones.
+template <class L>
+void differentiate(const L& layer, const tensor<float>& x, const typename L::gradients& wanted) {
+    tensor<float> out(x.shape()), d_out = random_rows<float>(x.shape(), 9);
+    workspace kept(kept_bytes(layer, {.tokens = x}));
+    forward(layer, {.tokens = x}, out, kept);
+    backward(layer, {.tokens = x}, kept, d_out, {.parameters = wanted});
+}
+/// The numbers of some tensors, one after the other; those that are not there are left out.
+std::vector<float> joined(parameters& all, const std::vector<std::string>& names) {
+    std::vector<float> numbers;
+    for (const auto& name : names) {
+        if (!all.contains(name)) continue;
+        const auto own = all.elements<float>(name);
+        numbers.insert(numbers.end(), own.begin(), own.end());
+    }
+    return numbers;
+}
+
 } // namespace
 
 TEST_CASE("named layers: attention is what its linears make, by each of their names", "[layer]") {
     const auto x = random_rows<float>({2, 1, 5, named_channels}, 3);
-    using names = std::array<std::string, 3>;
-    const std::vector<std::pair<names, std::string>> files{{{"q", "k", "v"}, "out"},
-                                                           {{"q_proj", "k_proj", "v_proj"}, "o_proj"},
-                                                           {{"q_proj", "k_proj", "v_proj"}, "out_proj"},
-                                                           {{"query", "key", "value"}, "out"},
-                                                           {{"to_q", "to_k", "to_v"}, "to_out.0"},
-                                                           {{"wq", "wk", "wv"}, "wo"},
-                                                           {{"qkv", "", ""}, "proj"},
-                                                           {{"Wqkv", "", ""}, "out"},
-                                                           {{"qkv_proj", "", ""}, "o_proj"},
-                                                           {{"in_proj", "", ""}, "out_proj"},
-                                                           {{"self.query", "self.key", "self.value"}, "output.dense"}};
-    for (const auto& [own, out] : files)
+    for (const auto& [own, out] : attention_files)
         for (const index_t kv_heads : {named_heads, index_t{2}, index_t{1}})
             for (const bool has_bias : {true, false}) {
                 INFO(own[0] << ", " << out << ", " << kv_heads << " heads of keys, bias: " << has_bias);
@@ -89,10 +122,7 @@ TEST_CASE("named layers: attention is what its linears make, by each of their na
 
 TEST_CASE("named layers: feed-forward is what its linears make, by each of their names, gated or not", "[layer]") {
     const auto x = random_rows<float>({2, 1, 5, named_channels}, 3);
-    using names = std::array<std::string, 3>;
-    for (const auto& own : {names{"up", "down", "gate"}, names{"up", "down", ""}, names{"up_proj", "down_proj", "gate_proj"},
-                            names{"w3", "w2", "w1"}, names{"fc1_x", "fc2", "fc1_g"}, names{"fc1", "fc2", ""},
-                            names{"linear1", "linear2", ""}, names{"intermediate.dense", "output.dense", ""}}) {
+    for (const auto& own : feed_forward_files) {
         INFO(own[0]);
         parameters weights;
         feed_forward<float, silu> by_hand{.up = random_linear<float>(weights, "mlp." + own[0], named_hidden, named_channels),
@@ -102,6 +132,111 @@ TEST_CASE("named layers: feed-forward is what its linears make, by each of their
         const feed_forward<float> with_gelu{.up = by_hand.up, .down = by_hand.down, .gate = by_hand.gate};
         CHECK(same_bits(result_of(get_feed_forward<float>(std::as_const(weights), "mlp."), x), result_of(with_gelu, x)));
     }
+}
+
+TEST_CASE("named gradients: attention's are those of its linears, by each of their names", "[layer]") {
+    const auto x = random_rows<float>({2, 1, 5, named_channels}, 3);
+    for (const auto& [own, out] : attention_files)
+        for (const index_t kv_heads : {named_heads, index_t{2}})
+            for (const bool has_bias : {true, false}) {
+                INFO(own[0] << ", " << out << ", " << kv_heads << " heads of keys, bias: " << has_bias);
+                renamed weights(own, out, kv_heads, has_bias);
+                parameters plain = zeros_like<float>(weights.plain), named = zeros_like<float>(weights.other);
+                const auto layer = get_multi_head<float>(weights.other, "attn.", named_heads, softmax_attention{.pattern = causal{}});
+                const auto of = [&](const char* name) {
+                    linear<float>::gradients g{.weight = plain.writable<float>(std::string(name) + ".weight")};
+                    if (has_bias)
+                        g.bias = {plain.elements<float>(std::string(name) + ".bias").data(),
+                                  static_cast<std::size_t>(plain.size(std::string(name) + ".bias")[0])};
+                    return g;
+                };
+                differentiate(layer, x, {.q = of("q"), .k = of("k"), .v = of("v"), .out = of("out")});
+                differentiate(layer, x, get_gradients(layer, named, "attn."));
+                const std::string end = own[0] == "in_proj" ? "_" : ".";
+                for (const std::string part : {"weight", "bias"}) {
+                    const auto wanted = joined(plain, {"q." + part, "k." + part, "v." + part, "out." + part});
+                    CHECK(wanted.empty() == (part == "bias" && !has_bias));
+                    CHECK(std::ranges::count(wanted, 0.0f) <= 1);
+                    CHECK(joined(named, {"attn." + own[0] + end + part, "attn." + own[1] + "." + part, "attn." + own[2] + "." + part,
+                                         "attn." + out + "." + part}) == wanted);
+                }
+            }
+}
+
+TEST_CASE("named gradients: those of a feed-forward layer, by each of its linears' names, gated or not", "[layer]") {
+    const auto x = random_rows<float>({2, 1, 5, named_channels}, 3);
+    for (const auto& own : feed_forward_files) {
+        INFO(own[0]);
+        parameters weights;
+        static_cast<void>(random_linear<float>(weights, "mlp." + own[0], named_hidden, named_channels));
+        static_cast<void>(random_linear<float>(weights, "mlp." + own[1], named_channels, named_hidden));
+        if (!own[2].empty()) static_cast<void>(random_linear<float>(weights, "mlp." + own[2], named_hidden, named_channels));
+        parameters gradients = zeros_like<float>(weights), by_hand = zeros_like<float>(weights);
+        const auto layer = get_feed_forward<float>(weights, "mlp.", silu{});
+        differentiate(layer, x, get_gradients(layer, gradients, "mlp."));
+        feed_forward<float, silu>::gradients wanted{.up = get_gradients(layer.up, by_hand, "mlp." + own[0]),
+                                                    .down = get_gradients(layer.down, by_hand, "mlp." + own[1])};
+        if (!own[2].empty()) wanted.gate = get_gradients(layer.gate, by_hand, "mlp." + own[2]);
+        differentiate(layer, x, wanted);
+        CHECK(joined(gradients, weights.names()) == joined(by_hand, weights.names()));
+        CHECK(std::ranges::count(joined(gradients, weights.names()), 0.0f) == 0);
+    }
+}
+
+TEST_CASE("named gradients: those of norms, and of a convolution as a linear of patches", "[layer]") {
+    parameters weights;
+    for (const char* name : {"norm.weight", "norm.bias", "rep.weight", "rep.bias"}) add_random<float>(weights, name, {named_channels}, 4);
+    weights.add<float>("rep.eta", {1});
+    add_random<float>(weights, "patches.weight", {named_channels, 3, 2, 2}, 5, 1.0);
+    parameters gradients = zeros_like<float>(weights);
+    const auto x = random_rows<float>({2, 1, 5, named_channels}, 3), d_out = random_rows<float>(x.shape(), 9);
+    const layer_norm<float> norm{.weight = weights.get_vector<float>("norm.weight"), .bias = weights.get_vector<float>("norm.bias")};
+    backward(norm, x, d_out, get_gradients(norm, gradients, "norm"));
+    std::vector<float> weight(named_channels), bias(named_channels);
+    backward(norm, x, d_out, {.weight = weight, .bias = bias});
+    CHECK(joined(gradients, {"norm.weight"}) == weight);
+    CHECK(joined(gradients, {"norm.bias"}) == bias);
+
+    const std::vector<double> mean(named_channels), variance(named_channels, 1.0);
+    const rep_batch_norm<float> rep{.batch = {.mean = mean, .variance = variance}, .eta = 0.5};
+    const auto of_rep = get_gradients(rep, gradients, "rep");
+    CHECK(of_rep.eta.data() == gradients.elements<float>("rep.eta").data());
+    CHECK(of_rep.weight.data() == gradients.elements<float>("rep.weight").data());
+    CHECK(of_rep.bias.size() == named_channels);
+
+    const auto patches = weights.get_linear<float>("patches");
+    const auto of_patches = get_gradients(patches, gradients, "patches");
+    CHECK(of_patches.weight.shape() == shape{1, 1, named_channels, 12});
+    CHECK(&of_patches.weight(0, 0, 1, 0) == gradients.writable<float>("patches.weight").data() + 12);
+    CHECK(of_patches.bias.empty());
+}
+
+TEST_CASE("named gradients: what is not there, or of another type or size, is refused by name", "[layer]") {
+    parameters weights, gradients;
+    for (const char* name : {"a.q", "a.k", "a.v", "a.out"}) static_cast<void>(random_linear<float>(weights, name, 6, 6));
+    const auto layer = get_multi_head<float>(weights, "a.", 2);
+    const auto problem = [&] { return named_problem([&] { (void)get_gradients(layer, gradients, "a."); }); };
+    CHECK(problem().starts_with("tensor \"a.q.weight\" is missing, and the layer has no other name of these: q, q_proj"));
+    gradients.add<float>("a.qkv.weight", {17, 6});
+    gradients.add<float>("a.out.weight", {6, 6});
+    CHECK(problem() == "tensor \"a.qkv.weight\" has shape (17, 6), but its layer's weight has 18 outputs of 6 inputs");
+    gradients = zeros_like<double>(weights);
+    CHECK(problem() == "tensor \"a.q.weight\" holds double, and is written as that alone");
+    gradients = {};
+    for (const char* name : {"a.q", "a.k", "a.v", "a.out"}) gradients.add<float>(std::string(name) + ".weight", {6, 6});
+    CHECK(get_gradients(layer, gradients, "a.").v.bias.empty());
+    gradients.add<float>("a.v.bias", {5});
+    CHECK(problem() == "tensor \"a.v.bias\" has 5 numbers, but its layer has 6 outputs");
+    const layer_norm<float> norm;
+    CHECK(named_problem([&] { (void)get_gradients(norm, gradients, "norm"); }) == "tensor \"norm.weight\" is missing");
+
+    CHECK(named_problem([&] { (void)weights.writable<float>("none"); }) == "tensor \"none\" is missing");
+    weights.add_bytes("count", {1}, "I64", std::string(8, '\0'));
+    CHECK(named_problem([&] { (void)weights.writable<float>("count"); }) == "tensor \"count\" holds I64, and is written as that alone");
+    CHECK(zeros_like<float>(weights).names().size() == 8);
+    (void)weights.get<double>("a.q.weight", {6, 6});
+    CHECK(named_problem([&] { (void)weights.writable<float>("a.q.weight"); }) ==
+          "tensor \"a.q.weight\" has been converted to another type, which would not follow what is written");
 }
 
 TEST_CASE("named layers: what is not there, or there twice, or of another size, is refused by name", "[layer]") {

@@ -457,23 +457,21 @@ void test_training(const std::string& folder, attn::thread_pool& threads) {
     std::vector<index_t> texts;
     for (int i = 0; i < 3 * 33; ++i) texts.push_back('a' + static_cast<index_t>(random_bits() % 20));
     learner.differentiate(texts);
-    std::vector<std::vector<float>> gradients;
-    for (const auto& part : learner.parts())
-        gradients.emplace_back(part.gradient.data(), part.gradient.data() + part.gradient.shape().size());
-    for (std::size_t p = 0; p < gradients.size(); ++p) { // along its own gradient, a loss grows by that one's square
-        const auto& part = learner.parts()[p];
+    for (const auto& name : learner.weights().names()) { // along its own gradient, a loss grows by that one's square
+        const auto value = learner.weights().elements<float>(name), of_value = learner.gradients().elements<float>(name);
+        const std::vector<float> gradient(of_value.begin(), of_value.end());
         double square = 0;
-        for (const auto g : gradients[p]) square += static_cast<double>(g) * static_cast<double>(g);
+        for (const auto g : gradient) square += static_cast<double>(g) * static_cast<double>(g);
         const auto step = 0.01 / std::sqrt(square);
         const auto loss_at = [&](double by) {
-            for (std::size_t i = 0; i < gradients[p].size(); ++i) part.value.data()[i] += static_cast<float>(by) * gradients[p][i];
+            for (std::size_t i = 0; i < gradient.size(); ++i) value[i] += static_cast<float>(by) * gradient[i];
             return learner.differentiate(texts);
         };
         const auto before = loss_at(-step), after = loss_at(2 * step);
         loss_at(-step);
         const auto expected = 2 * step * square;
         check(square > 0 && std::abs(after - before - expected) < 0.02 * expected + 2e-6,
-              "the gradient by " + part.name + ": the loss grows by " + std::to_string(after - before) + ", not " +
+              "the gradient by " + name + ": the loss grows by " + std::to_string(after - before) + ", not " +
                   std::to_string(expected));
     }
 

@@ -1,9 +1,8 @@
 // A character model is trained: bytes for tokens, and attn's own gradients.
 #pragma once
 
+#include "../adamw.hpp"
 #include "checkpoint.hpp"
-
-#include <attn/layer/backward.hpp>
 
 #include <chrono>
 #include <cstdio>
@@ -22,7 +21,7 @@ inline model_config character_model() {
     return c;
 }
 
-/// Weights, their gradients, and the optimiser: AdamW (Loshchilov and Hutter 2019).
+/// A model that learns: weights, their gradients, and the optimiser.
 class trainer {
 public:
     trainer(const model_config& config, index_t batch, index_t context, attn::thread_pool& threads)
@@ -57,13 +56,14 @@ public:
         attn::forward(head, {.tokens = normal_}, of_scores_, run_);
         const auto loss = differentiate_loss(texts);
 
-        const auto of_embedding = gradient(embedding_name);
+        const auto of_embedding = gradients_.writable<float>(embedding_name);
         attn::backward(head, {.tokens = normal_}, nothing_, of_scores_, {.tokens = of_previous_, .parameters = {.weight = of_embedding}},
                        run_);
-        attn::backward(norm, x_.back(), of_previous_, norm_gradients(last_norm, of_x_), run_);
+        auto of_norm = attn::get_gradients(norm, gradients_, last_norm);
+        of_norm.x = of_x_;
+        attn::backward(norm, x_.back(), of_previous_, of_norm, run_);
         for (auto l = blocks_.size(); l-- > 0; std::swap(of_x_, of_previous_))
-            attn::backward(blocks_[l], {.tokens = x_[l]}, kept_[l], of_x_,
-                           {.tokens = of_previous_, .parameters = block_gradients(static_cast<index_t>(l))}, run_);
+            attn::backward(blocks_[l], {.tokens = x_[l]}, kept_[l], of_x_, {.tokens = of_previous_, .parameters = gradients_of(l)}, run_);
         for (index_t b = 0; b < batch_; ++b)
             for (index_t i = 0; i < context_; ++i)
                 for (index_t c = 0; c < config_.channels; ++c)
@@ -71,34 +71,9 @@ public:
         return loss;
     }
     /// One step against the gradient.
-    void learn(float rate) {
-        constexpr float slow = 0.9f, slower = 0.99f, decay = 0.1f;
-        ++steps_;
-        const auto scale = rate / (1 - std::pow(slow, static_cast<float>(steps_))),
-                   square_scale = 1 / (1 - std::pow(slower, static_cast<float>(steps_)));
-        in_parts([&](index_t part, index_t parts) {
-            for (auto& w : learnt_) {
-                const auto count = w.value.shape().size();
-                const auto kept = w.value.shape().tokens > 1 ? 1 - rate * decay : 1; // of norms nothing decays
-                auto *const value = w.value.data(), *const mean = w.mean.data(), *const square = w.square.data();
-                const auto* const of_value = w.gradient.data();
-                for (auto e = count * part / parts; e < count * (part + 1) / parts; ++e) {
-                    const auto g = of_value[e];
-                    mean[e] = slow * mean[e] + (1 - slow) * g;
-                    square[e] = slower * square[e] + (1 - slower) * g * g;
-                    value[e] = kept * value[e] - scale * mean[e] / (std::sqrt(square[e] * square_scale) + 1e-8f);
-                }
-            }
-        });
-    }
-    const attn::parameters& weights() const { return weights_; }
-    /// A weight, its gradient, and the optimiser's means of that.
-    struct learnt {
-        std::string name;
-        attn::tensor_view<float> value, gradient;
-        std::vector<float> mean, square;
-    };
-    const std::vector<learnt>& parts() const { return learnt_; }
+    void learn(float rate) { optimiser_.step(weights_, gradients_, rate, threads_); }
+    attn::parameters& weights() { return weights_; }
+    attn::parameters& gradients() { return gradients_; }
     /// How many texts there are in a step, and of how many tokens.
     index_t batch() const { return batch_; }
     index_t context() const { return context_; }
@@ -106,26 +81,19 @@ public:
 private:
     /// Random numbers of that spread; ones without.
     void add(const std::string& name, const attn::parameters::extents& size, float spread) {
-        const auto value = weights_.add<float>(name, size), of_value = gradients_.add<float>(name, size);
+        gradients_.add<float>(name, size);
+        weights_.add<float>(name, size);
         std::normal_distribution<float> normal(0, spread);
-        std::generate_n(value.data(), value.shape().size(), [&] { return spread > 0 ? normal(random_) : 1; });
-        const std::vector<float> none(static_cast<std::size_t>(value.shape().size()));
-        learnt_.push_back({name, value, of_value, none, none});
+        std::ranges::generate(weights_.elements<float>(name), [&] { return spread > 0 ? normal(random_) : 1; });
     }
     std::size_t place(index_t text) const { return static_cast<std::size_t>(text * (context_ + 1)); }
-    attn::tensor_view<float> gradient(const std::string& name) const { return std::ranges::find(learnt_, name, &learnt::name)->gradient; }
-    attn::norm_gradients<float> norm_gradients(const std::string& name, const attn::tensor_view<float>& of_x) const {
-        return {of_x, {gradient(name + ".weight").data(), static_cast<std::size_t>(config_.channels)}, {}};
-    }
-    block::gradients block_gradients(index_t layer) const {
-        const auto matrices = matrices_of(config_);
-        const auto linear = [&](matrix::number m) {
-            return attn::linear<float>::gradients{.weight = gradient(block_name(layer) + matrices[m].name + ".weight")};
-        };
-        return {.attention_norm = norm_gradients(block_name(layer) + attention_norm, {}),
-                .attention = {.q = linear(matrix::q), .k = linear(matrix::k), .v = linear(matrix::v), .out = linear(matrix::out)},
-                .feed_forward_norm = norm_gradients(block_name(layer) + feed_forward_norm, {}),
-                .feed_forward = {.up = linear(matrix::up), .down = linear(matrix::down), .gate = linear(matrix::gate)}};
+    block::gradients gradients_of(std::size_t layer) {
+        const auto name = block_name(static_cast<index_t>(layer));
+        const auto& b = blocks_[layer];
+        return {.attention_norm = attn::get_gradients(b.attention_norm, gradients_, name + attention_norm),
+                .attention = attn::get_gradients(b.attention, gradients_, name + ".self_attn."),
+                .feed_forward_norm = attn::get_gradients(b.feed_forward_norm, gradients_, name + feed_forward_norm),
+                .feed_forward = attn::get_gradients(b.feed_forward, gradients_, name + ".mlp.")};
     }
     /// Calls f(part, parts) for each part of what is to do, each on its thread.
     void in_parts(const auto& f) {
@@ -160,14 +128,13 @@ private:
     attn::execution run_;
     attn::rotary<float> rotation_;
     attn::parameters weights_, gradients_;
-    std::vector<learnt> learnt_;
+    adamw optimiser_{.slower = 0.99f, .decay = 0.1f};
     std::vector<block> blocks_;
     std::vector<attn::workspace> kept_;
     std::vector<attn::tensor<float>> x_; ///< before each block, and behind the last
     attn::tensor<float> normal_, of_x_, of_previous_, of_scores_;
     attn::workspace nothing_; ///< what a linear keeps
     std::mt19937 random_{3};
-    int steps_ = 0;
 };
 
 /// What a training was.

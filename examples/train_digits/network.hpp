@@ -1,6 +1,7 @@
 // The network: a small vision transformer, around softmax or simplified linear attention, with LayerNorm or PRepBN.
 #pragma once
 
+#include "../adamw.hpp"
 #include "digits.hpp"
 #include "weights.hpp"
 
@@ -24,7 +25,7 @@ struct softmax_mixing {
 
     static void add(weights&, const std::string&) {}
     static attention of(const weights&, const std::string&) { return {}; }
-    static auto gradients(const weights&, const std::string&) { return attn::gradients_of<attention, float>{}; }
+    static auto gradients(weights&, const std::string&) { return attn::gradients_of<attention, float>{}; }
 };
 
 /// Simplified linear attention with a convolution over the grid of patches.
@@ -37,12 +38,12 @@ struct linear_mixing {
         w.add_constant(name + ".convolution.bias", channels / heads, 0);
     }
     static attention of(const weights& w, const std::string& name) {
-        return {.convolution = {.weights = w.value(name + ".convolution.weight"), .bias = w.row(name + ".convolution.bias"), .height = grid, .width = grid}};
+        return {.convolution = {.weights = w.tensor(name + ".convolution.weight"), .bias = w.row(name + ".convolution.bias"), .height = grid, .width = grid}};
     }
-    static auto gradients(const weights& w, const std::string& name) {
+    static auto gradients(weights& w, const std::string& name) {
         attn::gradients_of<attention, float> g;
-        g.convolution.weights = w.gradient(name + ".convolution.weight");
-        g.convolution.bias = w.gradient_row(name + ".convolution.bias");
+        g.convolution.weights = w.gradients.writable<float>(name + ".convolution.weight");
+        g.convolution.bias = w.gradients.elements<float>(name + ".convolution.bias");
         return g;
     }
 };
@@ -76,7 +77,7 @@ public:
     /// One step on some images: their mean loss.
     double learn(const tensor_view<const float>& images, const int* labels, double gamma, float rate, attn::thread_pool& threads) {
         const auto loss = is_progressive_ ? learn(training_blocks(gamma), images, labels, threads) : learn(plain_blocks(), images, labels, threads);
-        w_.step(rate);
+        optimiser_.step(w_.values, w_.gradients, rate, threads);
         return loss;
     }
     /// The scores of images, by blocks of any norm.
@@ -114,7 +115,7 @@ public:
 private:
     static std::string named(index_t layer) { return "block" + std::to_string(layer); }
     tensor_view<const float> positions(index_t images) const {
-        return {w_.value("position").data(), {images, 1, patches, channels}, {0, 0, channels, 1}}; // the same for every image
+        return {w_.tensor("position").data(), {images, 1, patches, channels}, {0, 0, channels, 1}}; // the same for every image
     }
     attention_norm row_norm(const std::string& name) const { return {w_.row(name + ".weight"), w_.row(name + ".bias")}; }
     progressive progressive_norm(const std::string& name) const {
@@ -125,16 +126,10 @@ private:
     std::vector<block<N>> blocks(const F& norm_of) const {
         std::vector<block<N>> all;
         for (index_t l = 0; l < depth; ++l) {
-            const auto linear = [&](const char* part) { return w_.linear(named(l) + part); };
             all.push_back({.attention_norm = norm_of(named(l) + ".norm1", 2 * l),
-                           .attention = {.heads = heads,
-                                         .q = linear(".q"),
-                                         .k = linear(".k"),
-                                         .v = linear(".v"),
-                                         .out = linear(".out"),
-                                         .attention = Mixing::of(w_, named(l))},
+                           .attention = attn::get_multi_head<float>(w_.values, named(l) + ".", heads, Mixing::of(w_, named(l))),
                            .feed_forward_norm = norm_of(named(l) + ".norm2", 2 * l + 1),
-                           .feed_forward = {.up = linear(".up"), .down = linear(".down")}});
+                           .feed_forward = attn::get_feed_forward<float>(w_.values, named(l) + ".")});
         }
         return all;
     }
@@ -143,27 +138,19 @@ private:
             return attn::in_training<progressive>{progressive_norm(name), &statistics_[static_cast<std::size_t>(number)], gamma};
         });
     }
-    attn::norm_gradients<float> row_gradients(const std::string& name) const {
-        return {{}, w_.gradient_row(name + ".weight"), w_.gradient_row(name + ".bias")};
+    attn::norm_gradients<float> gradients_of(const attention_norm& norm, const std::string& name) { return attn::get_gradients(norm, w_.gradients, name); }
+    attn::in_training<progressive>::gradients gradients_of(const attn::in_training<progressive>& training, const std::string& name) {
+        return {.norm = attn::get_gradients(training.norm.norm, w_.gradients, name), .rep = attn::get_gradients(training.norm.rep, w_.gradients, name + ".rep")};
     }
     template <class N>
-    typename N::gradients norm_gradients(const std::string& name) const {
-        if constexpr (std::same_as<N, attention_norm>)
-            return row_gradients(name);
-        else
-            return {.norm = row_gradients(name), .rep = {row_gradients(name + ".rep"), w_.gradient_row(name + ".rep.eta")}};
-    }
-    template <class N>
-    typename block<N>::gradients block_gradients(index_t layer) const {
-        const auto linear = [&](const char* part) { return w_.linear_gradients(named(layer) + part); };
-        return {.attention_norm = norm_gradients<N>(named(layer) + ".norm1"),
-                .attention = {.q = linear(".q"),
-                              .k = linear(".k"),
-                              .v = linear(".v"),
-                              .out = linear(".out"),
-                              .attention = Mixing::gradients(w_, named(layer))},
-                .feed_forward_norm = norm_gradients<N>(named(layer) + ".norm2"),
-                .feed_forward = {.up = linear(".up"), .down = linear(".down")}};
+    typename block<N>::gradients gradients_of(const block<N>& b, index_t layer) {
+        const auto name = named(layer);
+        auto attention = attn::get_gradients(b.attention, w_.gradients, name + ".");
+        attention.attention = Mixing::gradients(w_, name);
+        return {.attention_norm = gradients_of(b.attention_norm, name + ".norm1"),
+                .attention = attention,
+                .feed_forward_norm = gradients_of(b.feed_forward_norm, name + ".norm2"),
+                .feed_forward = attn::get_gradients(b.feed_forward, w_.gradients, name + ".")};
     }
 
     /// The mean of each image's tokens, (1, 1, images, channels).
@@ -207,22 +194,23 @@ private:
         tensor<float> of_scores(scores.shape()), of_mean(mean.shape()), of_x(x[0].shape()), of_previous(x[0].shape());
         const auto loss = cross_entropy(scores, labels, of_scores);
 
-        attn::backward(head, {.tokens = mean}, nothing_, of_scores, {.tokens = of_mean, .parameters = w_.linear_gradients("head")}, threads);
+        attn::backward(head, {.tokens = mean}, nothing_, of_scores, {.tokens = of_mean, .parameters = attn::get_gradients(head, w_.gradients, "head")}, threads);
         for (index_t b = 0; b < images.shape().batch; ++b)
             for (index_t i = 0; i < patches; ++i)
                 for (index_t c = 0; c < channels; ++c) of_x(b, 0, i, c) = of_mean(0, 0, b, c) / patches;
         for (auto l = blocks.size(); l-- > 0; std::swap(of_x, of_previous))
-            attn::backward(blocks[l], {.tokens = x[l]}, kept[l], of_x, {.tokens = of_previous, .parameters = block_gradients<N>(static_cast<index_t>(l))}, threads);
-        attn::backward(embedding, {.tokens = images}, nothing_, of_x, {.parameters = w_.linear_gradients("patch")}, threads);
-        const auto of_positions = w_.gradient("position");
-        std::fill_n(of_positions.data(), of_positions.shape().size(), 0.0f);
+            attn::backward(blocks[l], {.tokens = x[l]}, kept[l], of_x, {.tokens = of_previous, .parameters = gradients_of(blocks[l], static_cast<index_t>(l))}, threads);
+        attn::backward(embedding, {.tokens = images}, nothing_, of_x, {.parameters = attn::get_gradients(embedding, w_.gradients, "patch")}, threads);
+        const auto of_positions = w_.gradients.elements<float>("position");
+        std::ranges::fill(of_positions, 0.0f);
         for (index_t b = 0; b < images.shape().batch; ++b)
-            for (index_t e = 0; e < patches * channels; ++e) of_positions.data()[e] += of_x.data()[b * patches * channels + e];
+            for (index_t e = 0; e < patches * channels; ++e) of_positions[static_cast<std::size_t>(e)] += of_x.data()[b * patches * channels + e];
         return loss;
     }
 
     bool is_progressive_;
     weights w_;
+    adamw optimiser_{.decay = 0.05f};
     std::vector<attn::batch_norm_statistics> statistics_; ///< of each norm
     attn::workspace nothing_;                             ///< what a linear keeps
 };

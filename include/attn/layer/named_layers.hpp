@@ -35,6 +35,25 @@ linear_names<count> names_in(const parameters& weights, const std::string& prefi
     return *found;
 }
 
+/// What attention's linears are called: of queries, keys and values, or one of all three; and of the result.
+inline constexpr std::array attention_names{
+    linear_names<3>{"q", "k", "v"},           linear_names<3>{"q_proj", "k_proj", "v_proj"},
+    linear_names<3>{"query", "key", "value"}, linear_names<3>{"self.query", "self.key", "self.value"},
+    linear_names<3>{"to_q", "to_k", "to_v"},  linear_names<3>{"wq", "wk", "wv"},
+    linear_names<3>{"qkv", "", ""},           linear_names<3>{"Wqkv", "", ""},
+    linear_names<3>{"qkv_proj", "", ""},      linear_names<3>{"in_proj", "", ""}};
+inline constexpr std::array result_names{linear_names<1>{"out"},      linear_names<1>{"out_proj"}, linear_names<1>{"o_proj"},
+                                         linear_names<1>{"o"},        linear_names<1>{"proj"},     linear_names<1>{"output.dense"},
+                                         linear_names<1>{"to_out.0"}, linear_names<1>{"wo"}};
+/// What the linears of a feed-forward layer are called: up, down, and the gate's.
+inline constexpr std::array feed_forward_names{linear_names<3>{"up", "down", "gate"},
+                                               linear_names<3>{"up_proj", "down_proj", "gate_proj"},
+                                               linear_names<3>{"w3", "w2", "w1"},
+                                               linear_names<3>{"fc1_x", "fc2", "fc1_g"},
+                                               linear_names<3>{"fc1", "fc2", ""},
+                                               linear_names<3>{"linear1", "linear2", ""},
+                                               linear_names<3>{"intermediate.dense", "output.dense", ""}};
+
 } // namespace detail
 
 /// The multi-head attention whose linears are `prefix` and one of these names:
@@ -50,20 +69,11 @@ linear_names<count> names_in(const parameters& weights, const std::string& prefi
 template <Scalar T, Attention A = softmax_attention<>, detail::NamedTensors P>
 [[nodiscard]] multi_head<T, A> get_multi_head(P& weights, const std::string& prefix, index_t heads, const A& attention = {}) {
     static_assert(!A::traits.keys_are_queries, "attn: get_multi_head reads keys, and this operator's are its queries");
-    using names = detail::linear_names<3>;
-    static constexpr std::array known{names{"q", "k", "v"},           names{"q_proj", "k_proj", "v_proj"},
-                                      names{"query", "key", "value"}, names{"self.query", "self.key", "self.value"},
-                                      names{"to_q", "to_k", "to_v"},  names{"wq", "wk", "wv"},
-                                      names{"qkv", "", ""},           names{"Wqkv", "", ""},
-                                      names{"qkv_proj", "", ""},      names{"in_proj", "", ""}};
-    using result_name = detail::linear_names<1>;
-    static constexpr std::array results{result_name{"out"},  result_name{"out_proj"},     result_name{"o_proj"},   result_name{"o"},
-                                        result_name{"proj"}, result_name{"output.dense"}, result_name{"to_out.0"}, result_name{"wo"}};
     if (heads < 1) detail::raise(argument_error("get_multi_head", "heads", "are ", heads, ": one at least is needed"));
-    const auto name = detail::names_in<3>(weights, prefix, known);
+    const auto name = detail::names_in<3>(weights, prefix, detail::attention_names);
     const auto linear_of = [&](const char* own) { return weights.template get_linear<T>(prefix + own); };
     multi_head<T, A> layer{.heads = heads, .q = linear_of(name[0]), .v = {}, .out = {}, .attention = attention};
-    layer.out = linear_of(detail::names_in<1>(weights, prefix, results)[0]);
+    layer.out = linear_of(detail::names_in<1>(weights, prefix, detail::result_names)[0]);
     const bool is_one = name[1][0] == '\0';
     const auto head = (is_one ? layer.out.inputs() : layer.q.outputs()) / heads;
     const auto refuse = [&](const char* own, const linear<T>& of) {
@@ -92,15 +102,7 @@ template <Scalar T, Attention A = softmax_attention<>, detail::NamedTensors P>
 /// it does not outlive. Throws parameter_error as get_linear does, and if none of the names is there or two are.
 template <Scalar T, Activation F = gelu, detail::NamedTensors P>
 [[nodiscard]] feed_forward<T, F> get_feed_forward(P& weights, const std::string& prefix, const F& activation = {}) {
-    using names = detail::linear_names<3>;
-    static constexpr std::array known{names{"up", "down", "gate"},
-                                      names{"up_proj", "down_proj", "gate_proj"},
-                                      names{"w3", "w2", "w1"},
-                                      names{"fc1_x", "fc2", "fc1_g"},
-                                      names{"fc1", "fc2", ""},
-                                      names{"linear1", "linear2", ""},
-                                      names{"intermediate.dense", "output.dense", ""}};
-    const auto name = detail::names_in<3>(weights, prefix, known);
+    const auto name = detail::names_in<3>(weights, prefix, detail::feed_forward_names);
     const auto linear_of = [&](const char* own) { return weights.template get_linear<T>(prefix + own); };
     feed_forward<T, F> layer{.up = linear_of(name[0]), .down = linear_of(name[1]), .activation = activation};
     if (name[2][0] != '\0' && weights.contains_linear(prefix + name[2])) layer.gate = linear_of(name[2]);

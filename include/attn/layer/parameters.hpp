@@ -1,8 +1,8 @@
 // Named tensors: the weights of layers, in memory.
 #pragma once
 
-#include "../core/tensor.hpp"
 #include "linear.hpp"
+#include "named_tensor.hpp"
 
 #include <map>
 #include <string>
@@ -29,6 +29,10 @@ public:
     /// A size that is not asked for: whatever the tensor has.
     static constexpr index_t as_stored = -1;
 
+    parameters() = default;
+    parameters(parameters&&) = default;
+    parameters& operator=(parameters&&) = default;
+
     /// A new tensor of zeros, to be filled. Throws parameter_error if there is one of that name.
     template <Storage S>
     tensor_view<S> add(const std::string& name, const extents& size) {
@@ -39,8 +43,8 @@ public:
             const auto s = shape_of(name, size);
             auto& e = new_entry(name, size);
             e.is_double = std::same_as<S, double>;
-            numbers<S>(e) = tensor<S>(s);
-            return numbers<S>(e).view();
+            e.numbers<S>() = tensor<S>(s);
+            return e.numbers<S>().view();
         }
     }
     /// Adds a tensor of a format that the program learns as it runs: none for float.
@@ -64,10 +68,7 @@ public:
     /// Throws parameter_error if it is missing or of another size, or kept as bytes.
     template <Scalar T>
     tensor_view<const T> get(const std::string& name, const extents& size) & {
-        if (auto& e = find(entries_, name); e.size == size && !holds<T>(e) && e.other_type.empty()) {
-            if (e.is_double) numbers<T>(e) = converted<T>(e.double_numbers.shape(), [&](index_t i) { return e.double_numbers.data()[i]; });
-            else numbers<T>(e) = converted<T>(e.stored().shape(), [from = e.stored().rows(0, 0)](index_t i) { return from(0, i); });
-        }
+        if (auto& e = find(entries_, name); e.size == size && !e.holds<T>() && e.other_type.empty()) e.convert<T>();
         return std::as_const(*this).get<T>(name, size);
     }
     /// The tensor of that name, of parameters that are const and so convert nothing; by any number of threads. Throws parameter_error as
@@ -77,8 +78,8 @@ public:
         const auto& e = find(entries_, name);
         if (!e.other_type.empty()) refuse(name, "holds numbers of type ", e.other_type, ", which are kept as bytes");
         check_size(name, e, size);
-        if (!holds<T>(e)) refuse(name, "holds ", e.type(), ", and const parameters convert nothing");
-        return numbers<T>(e).view();
+        if (!e.holds<T>()) refuse(name, "holds ", e.type(), ", and const parameters convert nothing");
+        return e.numbers<T>().view();
     }
     /// The tensor of that name, as it lies if T is float and it is stored in 16 bits; else as get has it.
     template <Scalar T>
@@ -113,6 +114,22 @@ public:
     linear<T> get_linear(const std::string& name, index_t outputs = as_stored, index_t inputs = as_stored) const& {
         return linear_of<T>(*this, name, outputs, inputs);
     }
+    /// The tensor of that name, to be written, such as a weight that an optimiser moves. Throws parameter_error if it is missing, was added
+    /// as numbers of another type, or has been converted to one, which would not follow.
+    template <Scalar T>
+    tensor_view<T> writable(const std::string& name) & {
+        using other = std::conditional_t<std::same_as<T, double>, float, double>;
+        auto& e = find(entries_, name);
+        if (!e.was_added_as<T>()) refuse(name, "holds ", e.type(), ", and is written as that alone");
+        if (e.numbers<other>().data()) refuse(name, "has been converted to another type, which would not follow what is written");
+        return e.numbers<T>().view();
+    }
+    /// All numbers of the tensor of that name, in their order, to be written: see writable.
+    template <Scalar T>
+    std::span<T> elements(const std::string& name) & {
+        const auto all = writable<T>(name);
+        return {all.data(), static_cast<std::size_t>(all.shape().size())};
+    }
     // What they give lies in the parameters, so these are to have a name.
     template <Scalar T>
     void get(const std::string&, const extents&) const&& = delete;
@@ -122,11 +139,24 @@ public:
     void get_vector(const std::string&, index_t = as_stored) const&& = delete;
     template <Scalar T>
     void get_linear(const std::string&, index_t = as_stored, index_t = as_stored) const&& = delete;
+    template <Scalar T>
+    void writable(const std::string&) const&& = delete;
+    template <Scalar T>
+    void elements(const std::string&) const&& = delete;
 
     /// Whether there is a tensor of that name.
     bool contains(const std::string& name) const { return entries_.contains(name); }
     /// Whether there is the weight of a linear of that name, as get_linear finds it.
     bool contains_linear(const std::string& name) const { return contains(name + ".weight") || contains(name + "_weight"); }
+    /// What get_linear looks up for a linear of that name: the names of its weight and its bias.
+    struct linear_tensors {
+        std::string weight, bias;
+    };
+    /// The names of the tensors of a linear; `name`.weight and `name`.bias if it is missing.
+    linear_tensors names_of_linear(const std::string& name) const {
+        const std::string end = contains_linear(name) && !contains(name + ".weight") ? "_" : ".";
+        return {name + end + "weight", name + end + "bias"};
+    }
     /// The extents of a tensor.
     const extents& size(const std::string& name) const { return find(entries_, name).size; }
     /// Whether the tensor was added as double.
@@ -160,42 +190,7 @@ public:
     }
 
 private:
-    struct entry {
-        extents size;
-        bool is_double = false;                     ///< what it was added as: double,
-        narrow_format format = narrow_format::none; ///< or 16-bit numbers, or float. The others are converted from it
-        tensor<std::uint16_t> bits;
-        tensor<float> single_numbers;
-        tensor<double> double_numbers;
-        std::string other_type, other_bytes; ///< or what is not computed with
-
-        std::string type() const {
-            return is_double ? "double" : format == narrow_format::none ? "float" : format == narrow_format::half ? "half" : "bfloat16";
-        }
-        /// The numbers as they were added, unless as double.
-        stored_view<const float> stored() const {
-            if (format == narrow_format::none) return single_numbers;
-            return {bits.data(), format, bits.shape(), bits.view().strides()};
-        }
-    };
-    /// The numbers of an entry as T, const as the entry is.
-    template <class T>
-    static auto& numbers(auto& e) {
-        if constexpr (std::same_as<T, double>) return e.double_numbers;
-        else return e.single_numbers;
-    }
-    /// Whether an entry was added as T, or has been converted.
-    template <class T>
-    static bool holds(const entry& e) {
-        return (e.other_type.empty() && e.is_double == std::same_as<T, double> && e.format == narrow_format::none) || numbers<T>(e).data();
-    }
-    template <Scalar T>
-    static tensor<T> converted(const shape& s, const auto& number) {
-        tensor<T> result(s);
-        for (index_t i = 0; i < s.size(); ++i) result.data()[i] = static_cast<T>(number(i));
-        return result;
-    }
-    static void check_size(const std::string& name, const entry& e, const extents& needed) {
+    static void check_size(const std::string& name, const detail::named_tensor& e, const extents& needed) {
         if (e.size != needed) refuse(name, "has shape ", text_of(e.size), ", but ", text_of(needed), " is needed");
     }
     template <Scalar T>
@@ -218,8 +213,7 @@ private:
     }
     template <Scalar T>
     static linear<T> linear_of(auto& self, const std::string& name, index_t outputs, index_t inputs) {
-        const std::string end = self.contains_linear(name) && !self.contains(name + ".weight") ? "_" : ".";
-        const auto weight = name + end + "weight", bias = name + end + "bias";
+        const auto [weight, bias] = self.names_of_linear(name);
         const auto size = find(self.entries_, weight).size;
         const auto needed = [](index_t extent) { return extent == as_stored ? std::string("any") : std::to_string(extent); };
         index_t joined = 1;
@@ -232,7 +226,7 @@ private:
         if (self.contains(bias)) l.bias = vector_of<T>(self, bias, size[0]);
         return l;
     }
-    entry& new_entry(const std::string& name, const extents& size) {
+    detail::named_tensor& new_entry(const std::string& name, const extents& size) {
         const auto [at, is_new] = entries_.try_emplace(name);
         if (!is_new) refuse(name, "is there already");
         at->second.size = size;
@@ -259,7 +253,7 @@ private:
         return s;
     }
 
-    std::map<std::string, entry> entries_;
+    std::map<std::string, detail::named_tensor> entries_;
     std::map<std::string, std::string> metadata_;
 };
 
