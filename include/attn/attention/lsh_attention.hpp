@@ -27,9 +27,11 @@ struct lsh_pattern {
 /// LSH attention: softmax attention of every token to those that a locality-sensitive hash finds similar.
 /// For q (batch, heads, n, d_k), which are the keys too (k must be the same view), v (batch, heads, n, d_v), and in every round the
 /// rotations R (d_k, buckets / 2):
-///     1. every token has a bucket, argmax [q R, -q R] (lsh_buckets); tokens are sorted by bucket, then by position, and cut into chunks
-///     2. a token sees those of its bucket in its chunk and in the one before; of causal{} earlier ones only; not itself
-///     3. out_i = sum over rounds and seen j of exp(x_ij) v_j / sum of exp(x_ij)      x_ij = scale * q_i . q_j / |q_j|
+/// 1. every token has a bucket, argmax [q R, -q R] (lsh_buckets); tokens are sorted by bucket, then by position, and cut into chunks
+/// 2. a token sees those of its bucket in its chunk and in the one before; of causal{} earlier ones only; not itself
+///
+/// Over the rounds, then:
+///     out_i = sum over rounds and seen j of exp(x_ij) v_j / sum of exp(x_ij)      x_ij = scale * q_i . q_j / |q_j|
 /// so that a pair which meets in several rounds counts in each. A token that meets no other in any round gives its own value; then
 /// log_sum_exp, else the logarithm of the denominator, is x_ii + ln(rounds). (The originals give a token's score with itself a penalty of
 /// 5e4 or 1e5, which is that.) A vector of zeros, which has no length, stays a key of zeros.

@@ -88,6 +88,7 @@ struct linear {
     std::size_t backward_workspace_bytes(const shape& tokens, const shape&, index_t concurrency) const {
         return gradient_products(tokens.batch * tokens.tokens, *this).workspace_bytes(concurrency);
     }
+    /// The gradients of a linear layer:
     ///     d x = W^T d_out,      d W = sum over tokens of d_out x^T,      d b = sum over tokens of d_out
     void backward(const layer_inputs<T>& in, const std::byte*, const tensor_view<const T>& d_out, const layer_gradients<linear>& wanted,
                   const execution& run) const {
