@@ -29,8 +29,11 @@ public:
     /// A size that is not asked for: whatever the tensor has.
     static constexpr index_t as_stored = -1;
 
+    /// None. They are moved, and never copied.
     parameters() = default;
+    /// Takes what another holds, where it lies.
     parameters(parameters&&) = default;
+    /// Takes what another holds, where it lies.
     parameters& operator=(parameters&&) = default;
 
     /// A new tensor of zeros, to be filled. Throws parameter_error if there is one of that name.
@@ -150,7 +153,8 @@ public:
     bool contains_linear(const std::string& name) const { return contains(name + ".weight") || contains(name + "_weight"); }
     /// What get_linear looks up for a linear of that name: the names of its weight and its bias.
     struct linear_tensors {
-        std::string weight, bias;
+        std::string weight; ///< of the weight
+        std::string bias;   ///< of the bias, which may be missing
     };
     /// The names of the tensors of a linear; `name`.weight and `name`.bias if it is missing.
     linear_tensors names_of_linear(const std::string& name) const {
