@@ -139,7 +139,7 @@ int main(int count, char** arguments) {
         const auto whole = model(some(0, all), at_once);
         for (index_t first = 0; first < all; first += first == 0 ? prompt : 1) {
             const auto next = model(some(first, first == 0 ? prompt : 1), step_by_step);
-            same = same && std::equal(next.data(), next.data() + next.shape().size(), whole.data() + first * width);
+            same = same && std::ranges::equal(next.elements(), std::span(whole.data() + first * width, next.elements().size()));
         }
         std::printf("%td tokens of prompt, %td more one by one: %s\n\n", prompt, all - prompt,
                     same ? "the same bits as all at once" : "DIFFERENT from all at once");

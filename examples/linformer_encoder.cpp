@@ -77,7 +77,7 @@ int main() {
     auto x = random_matrix(n, width, 1);
     for (const auto& l : encoder) forward(l, x);
 
-    const bool finite = std::all_of(x.data(), x.data() + x.shape().size(), [](float value) { return std::isfinite(value); });
+    const bool finite = std::ranges::all_of(x.elements(), [](float value) { return std::isfinite(value); });
     const bool one = std::ranges::all_of(encoder, [&](const layer& l) { return l.attention.key_projection.matrix.data() == e.data(); });
     std::printf("%td layers over %td tokens; the result is finite: %s\n", layers, n, finite ? "yes" : "no");
     std::printf("scores of a head: %td instead of %td\n", n * projected, n * n);

@@ -77,5 +77,5 @@ int main() {
     const attn::softmax_attention<> op;
     const auto a = attn::attend(op, in, threads), b = attn::attend(op, in, alone);
     std::printf("%td threads give the same bits as one: %s\n", threads.concurrency(),
-                std::equal(a.data(), a.data() + a.shape().size(), b.data()) ? "yes" : "no");
+                std::ranges::equal(a.elements(), b.elements()) ? "yes" : "no");
 }

@@ -1,5 +1,6 @@
 """draw.py <folder> <file...>: what attn_bench (bench.json), attn_peers (peers.json), attn_ranks_model (ranks.csv) and example_hybrid_model (hybrid_model.txt)
 left, as pictures in the folder.
+draw.py --sweeps: the names of the sweeps of attn_bench that it draws, between |.
 
 time_by_n.svg    time against n of the operators in the README's table, with the exponent that fits
 memory_by_n.svg  their workspace against n, beside the n x n scores of one head
@@ -195,4 +196,7 @@ def main(folder, *files):
         drawn_from[os.path.basename(file)](file)
 
 
-main(*sys.argv[1:])
+if sys.argv[1] == "--sweeps":
+    print("|".join(GROWTH))
+else:
+    main(*sys.argv[1:])
