@@ -31,22 +31,15 @@ struct encoder {
     encoder(attn::parameters& weights, attn::index_t heads) {
         const std::string all = weights.contains("bert.embeddings.word_embeddings.weight") ? "bert." : "", first = all + "embeddings.";
         const auto table = [&](const std::string& name) { return weights.get<float>(first + name, weights.size(first + name)); };
-        const auto norm = [&](const std::string& name) {
-            return attn::layer_norm<float>{
-                .weight = weights.get_vector<float>(name + ".weight"), .bias = weights.get_vector<float>(name + ".bias"), .eps = 1e-12};
-        };
+        const attn::layer_norm<float> norm{.eps = 1e-12};
         words = table("word_embeddings.weight");
         places = table("position_embeddings.weight");
         kinds = table("token_type_embeddings.weight");
-        embedding_norm = norm(first + "LayerNorm");
+        embedding_norm = attn::get_norm(weights, first + "LayerNorm", norm);
         for (int i = 0;; ++i) {
             const auto prefix = all + "encoder.layer." + std::to_string(i) + ".";
             if (!weights.contains(prefix + "output.LayerNorm.weight")) break;
-            blocks.push_back({.attention_norm = norm(prefix + "attention.output.LayerNorm"),
-                              .attention = attn::get_multi_head<float>(weights, prefix + "attention.", heads),
-                              .feed_forward_norm = norm(prefix + "output.LayerNorm"),
-                              .feed_forward = attn::get_feed_forward<float>(weights, prefix),
-                              .post_norm = true});
+            blocks.push_back(attn::get_transformer_block(weights, prefix, heads, norm));
         }
     }
 

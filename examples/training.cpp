@@ -7,25 +7,22 @@
 
 int main() {
     constexpr int batch = 32, tokens = 20, channels = 16;
-    std::mt19937 random(2);
-    const auto number = [&] { return static_cast<float>(random()) / 0x1p31f - 1; }; // of -1 to 1, the same with any standard library
     attn::parameters weights;
-    for (const std::string name : {"q.weight", "k.weight", "v.weight", "out.weight"}) {
-        weights.add<float>(name, {name == "out.weight" ? 1 : channels, channels});
-        std::ranges::generate(weights.elements<float>(name), [&] { return 0.5f * number(); });
-    }
+    for (const char* name : {"q.weight", "k.weight", "v.weight"}) weights.add_initial<float>(name, {channels, channels});
+    weights.add_initial<float>("out.weight", {1, channels});
     attn::parameters gradients = attn::zeros_like<float>(weights);
     const auto layer = attn::get_multi_head<float>(weights, "", 2); // of two heads, and of the weights as they are at each call
 
     attn::tensor<float> x({batch, 1, tokens, channels}), y({batch, 1, tokens, 1}), dy(y.shape());
     attn::workspace kept(attn::kept_bytes(layer, {.tokens = x})); // what the gradient needs of the way there
-    for (int step = 0; step <= 300; ++step) {
+    std::mt19937 random(3);
+    for (int step = 0; step <= 400; ++step) {
         int marked[batch];
         for (int b = 0; b < batch; ++b) {
             marked[b] = static_cast<int>(random() % tokens);
             for (int i = 0; i < tokens; ++i) {
-                x(b, 0, i, 0) = number();                       // the number
-                x(b, 0, i, 1) = i == marked[b] ? 3.0f : 0.0f; // the mark
+                x(b, 0, i, 0) = static_cast<float>(random()) / 0x1p31f - 1; // the number
+                x(b, 0, i, 1) = i == marked[b] ? 3.0f : 0.0f;               // the mark
                 x(b, 0, i, 2) = 1;
             }
         }
@@ -40,7 +37,7 @@ int main() {
         attn::backward(layer, {.tokens = x}, kept, dy, {.parameters = attn::get_gradients(layer, gradients, "")});
         for (const auto& name : weights.names())
             std::ranges::transform(weights.elements<float>(name), gradients.elements<float>(name), weights.elements<float>(name).begin(),
-                                   [](float number, float slope) { return number - 0.2f * slope; });
+                                   [](float number, float slope) { return number - 0.5f * slope; });
         if (step % 100 == 0) std::printf("step %3d: mean square error %.2f\n", step, static_cast<double>(loss));
     }
 }

@@ -6,6 +6,7 @@
 #include <attn/layer/named_gradients.hpp>
 #include <attn/norm/layer_norm.hpp>
 #include <attn/norm/rep_batch_norm.hpp>
+#include <attn/norm/rms_norm.hpp>
 #include <attn/pattern/causal.hpp>
 
 namespace attn::testing {
@@ -209,6 +210,105 @@ TEST_CASE("named gradients: those of norms, and of a convolution as a linear of 
     CHECK(of_patches.weight.shape() == shape{1, 1, named_channels, 12});
     CHECK(&of_patches.weight(0, 0, 1, 0) == gradients.writable<float>("patches.weight").data() + 12);
     CHECK(of_patches.bias.empty());
+}
+
+TEST_CASE("named layers: a block is what its parts make, by each row of names, and so are its gradients", "[layer]") {
+    struct row {
+        std::string attention, feed_forward, first_norm, second_norm;
+        std::array<std::string, 4> projections;
+        std::array<std::string, 2> hidden;
+        bool post_norm;
+    };
+    const std::vector<row> rows{
+        {"attn.", "mlp.", "norm1", "norm2", {"q", "k", "v", "proj"}, {"fc1", "fc2"}, false},
+        {"self_attn.",
+         "mlp.",
+         "input_layernorm",
+         "post_attention_layernorm",
+         {"q_proj", "k_proj", "v_proj", "o_proj"},
+         {"up_proj", "down_proj"},
+         false},
+        {"self_attn.", "", "norm1", "norm2", {"q_proj", "k_proj", "v_proj", "out_proj"}, {"linear1", "linear2"}, true},
+        {"attention.",
+         "",
+         "attention.output.LayerNorm",
+         "output.LayerNorm",
+         {"self.query", "self.key", "self.value", "output.dense"},
+         {"intermediate.dense", "output.dense"},
+         true}};
+    const auto x = random_rows<float>({2, 1, 5, named_channels}, 3);
+    for (const auto& r : rows) {
+        INFO(r.attention << ", " << r.feed_forward << ", " << r.first_norm);
+        parameters weights;
+        const auto add = [&](const std::string& name, const parameters::extents& size) {
+            add_random<float>(weights, "b." + name, size, static_cast<unsigned>(name.size()));
+        };
+        for (const auto& name : r.projections) add(r.attention + name + ".weight", {named_channels, named_channels});
+        add(r.feed_forward + r.hidden[0] + ".weight", {named_hidden, named_channels});
+        add(r.feed_forward + r.hidden[1] + ".weight", {named_channels, named_hidden});
+        for (const auto& norm : {r.first_norm, r.second_norm})
+            add(norm + ".weight", {named_channels}), add(norm + ".bias", {named_channels});
+        const softmax_attention attention{.pattern = causal{}};
+        const layer_norm<float> norm{.eps = 1e-3};
+        const auto norm_of = [&](const std::string& name) {
+            return layer_norm<float>{.weight = weights.get_vector<float>("b." + name + ".weight"),
+                                     .bias = weights.get_vector<float>("b." + name + ".bias"),
+                                     .eps = 1e-3};
+        };
+        const transformer_block by_hand{.attention_norm = norm_of(r.first_norm),
+                                        .attention = get_multi_head<float>(weights, "b." + r.attention, named_heads, attention),
+                                        .feed_forward_norm = norm_of(r.second_norm),
+                                        .feed_forward = get_feed_forward<float>(weights, "b." + r.feed_forward, silu{}),
+                                        .post_norm = r.post_norm};
+        const auto named = get_transformer_block(std::as_const(weights), "b.", named_heads, norm, attention, silu{});
+        CHECK(named.post_norm == r.post_norm);
+        CHECK(same_bits(result_of(named, x), result_of(by_hand, x)));
+
+        parameters gradients = zeros_like<float>(weights), wanted = zeros_like<float>(weights);
+        differentiate(named, x, get_gradients(named, gradients, "b."));
+        differentiate(by_hand, x,
+                      {.attention_norm = get_gradients(norm, wanted, "b." + r.first_norm),
+                       .attention = get_gradients(by_hand.attention, wanted, "b." + r.attention),
+                       .feed_forward_norm = get_gradients(norm, wanted, "b." + r.second_norm),
+                       .feed_forward = get_gradients(by_hand.feed_forward, wanted, "b." + r.feed_forward)});
+        CHECK(joined(gradients, weights.names()) == joined(wanted, weights.names()));
+        CHECK(std::ranges::count(joined(gradients, weights.names()), 0.0f) == 0);
+        CHECK(named_problem([&] { (void)get_gradients(named, gradients, "c."); }).starts_with("tensor \"c.attn.q.weight\" is missing"));
+    }
+    parameters rms;
+    add_random<float>(rms, "norm.weight", {named_channels}, 4);
+    CHECK(get_norm<rms_norm<float>>(rms, "norm").weight.data() == rms.get_vector<float>("norm.weight").data());
+    CHECK(named_problem([&] { (void)get_norm<rms_norm<float>>(rms, "last"); }) == "tensor \"last.weight\" is missing");
+    CHECK(named_problem([&] {
+              (void)get_transformer_block(rms, "x.", 2, rms_norm<float>{});
+          }).starts_with("tensor \"x.attn.q.weight\" is missing, or \"x.mlp.up.weight\", and the block has no other names"));
+}
+
+TEST_CASE("named layers: numbers to begin with lie within their limits, are others for each name and seed, and the same again", "[layer]") {
+    parameters once, again;
+    for (auto* p : {&once, &again}) {
+        for (const char* name : {"a.weight", "b.weight"}) p->add_initial<float>(name, {40, 25});
+        p->add_initial<double>("patches.weight", {30, 4, 2, 2}, 7);
+        p->add_initial<float>("a.bias", {40});
+        p->add_initial<float>("norm.weight", {40});
+    }
+    const auto a = once.elements<float>("a.weight"), b = once.elements<float>("b.weight");
+    CHECK(std::ranges::max(a) <= 0.2f);
+    CHECK(std::ranges::max(a) > 0.19f);
+    CHECK(std::ranges::min(a) >= -0.2f);
+    CHECK(std::ranges::min(a) < -0.19f);
+    CHECK(!std::ranges::equal(a, b));
+    CHECK(std::ranges::equal(a, again.elements<float>("a.weight")));
+    CHECK(std::abs(a[0] + 0.0732146278f) < 1e-8f); // on every machine
+    CHECK(std::ranges::max(once.elements<double>("patches.weight")) > 0.24);
+    CHECK(std::ranges::max(once.elements<double>("patches.weight")) < 0.25);
+    CHECK(std::ranges::count(once.elements<float>("a.bias"), 0.0f) == 40);
+    CHECK(std::ranges::count(once.elements<float>("norm.weight"), 1.0f) == 40);
+    CHECK(again.add_initial<float>("c.weight", {0, 0}).shape().size() == 0);
+    parameters other;
+    other.add_initial<float>("a.weight", {40, 25}, 1);
+    CHECK(!std::ranges::equal(a, other.elements<float>("a.weight")));
+    CHECK(named_problem([&] { other.add_initial<float>("a.weight", {2, 2}); }) == "tensor \"a.weight\" is there already");
 }
 
 TEST_CASE("named gradients: what is not there, or of another type or size, is refused by name", "[layer]") {

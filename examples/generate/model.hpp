@@ -3,7 +3,7 @@
 
 #include <attn/attention/sparse_attention.hpp>
 #include <attn/layer/cached.hpp>
-#include <attn/layer/parameters.hpp>
+#include <attn/layer/named_layers.hpp>
 #include <attn/norm/rms_norm.hpp>
 #include <attn/parallel/thread_pool.hpp>
 
@@ -57,29 +57,18 @@ inline std::vector<matrix> matrices_of(const model_config& c) {
 inline constexpr const char *attention_norm = ".input_layernorm", *feed_forward_norm = ".post_attention_layernorm",
                             *last_norm = "model.norm", *embedding_name = "model.embed_tokens.weight", *head_name = "lm_head.weight";
 
-inline attn::rms_norm<float> norm_of(const model_config& c, attn::parameters& weights, const std::string& name) {
-    return {weights.get_vector<float>(name + ".weight", c.channels), c.eps};
+/// The norm behind the last block.
+inline attn::rms_norm<float> norm_of(const model_config& c, attn::parameters& weights) {
+    return attn::get_norm(weights, last_norm, attn::rms_norm<float>{.eps = c.eps});
 }
 /// The blocks of a model. The rotation outlives them, as the weights do.
 inline std::vector<block> blocks_of(const model_config& c, attn::parameters& weights, const attn::rotary<float>& rotation) {
+    const attention of_window{.pattern = attn::sliding_window(c.window.value_or(attn::farthest_position))};
     std::vector<block> all;
-    const auto matrices = matrices_of(c);
     for (index_t l = 0; l < c.layers; ++l) {
-        const auto linear = [&](matrix::number m) {
-            return weights.get_linear<float>(block_name(l) + matrices[m].name, matrices[m].outputs, matrices[m].inputs);
-        };
-        all.push_back(
-            {.attention_norm = norm_of(c, weights, block_name(l) + attention_norm),
-             .attention = {.heads = c.heads,
-                           .kv_heads = c.kv_heads,
-                           .q = linear(matrix::q),
-                           .k = linear(matrix::k),
-                           .v = linear(matrix::v),
-                           .out = linear(matrix::out),
-                           .attention = {.pattern = attn::sliding_window(c.window.value_or(attn::farthest_position))},
-                           .rotation = &rotation},
-             .feed_forward_norm = norm_of(c, weights, block_name(l) + feed_forward_norm),
-             .feed_forward = {.up = linear(matrix::up), .down = linear(matrix::down), .gate = linear(matrix::gate), .activation = {}}});
+        auto b = attn::get_transformer_block(weights, block_name(l) + ".", c.heads, attn::rms_norm<float>{.eps = c.eps}, of_window, attn::silu{});
+        b.attention.rotation = &rotation;
+        all.push_back(b);
     }
     return all;
 }
@@ -103,7 +92,7 @@ public:
     /// For texts of so many tokens at most. The weights outlive the model.
     model(const model_config& config, attn::parameters& weights, index_t tokens, attn::cache_format format, attn::thread_pool& threads)
         : rotation_(tokens, config.frequencies, config.pairs), embedding_(embedding_of(config, weights)),
-          blocks_(blocks_of(config, weights, rotation_)), norm_(norm_of(config, weights, last_norm)), head_(head_of(config, weights)),
+          blocks_(blocks_of(config, weights, rotation_)), norm_(norm_of(config, weights)), head_(head_of(config, weights)),
           pool_(
               {.kv_heads = config.kv_heads, .key_channels = config.head_channels, .value_channels = config.head_channels, .format = format},
               config.layers * ((tokens + 127) / 128)),

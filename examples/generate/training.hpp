@@ -47,7 +47,7 @@ public:
     /// The mean loss of the next token, in nats, on texts of context + 1 tokens each, one after the other; and its gradient by all weights.
     double differentiate(std::span<const index_t> texts) {
         const auto embedding = embedding_of(config_, weights_);
-        const auto norm = norm_of(config_, weights_, last_norm);
+        const auto norm = norm_of(config_, weights_);
         const auto head = head_of(config_, weights_);
         for (index_t b = 0; b < batch_; ++b)
             embed(embedding, texts.subspan(place(b), static_cast<std::size_t>(context_)), x_[0].view().row(b, 0, 0));
@@ -63,7 +63,10 @@ public:
         of_norm.x = of_x_;
         attn::backward(norm, x_.back(), of_previous_, of_norm, run_);
         for (auto l = blocks_.size(); l-- > 0; std::swap(of_x_, of_previous_))
-            attn::backward(blocks_[l], {.tokens = x_[l]}, kept_[l], of_x_, {.tokens = of_previous_, .parameters = gradients_of(l)}, run_);
+            attn::backward(blocks_[l], {.tokens = x_[l]}, kept_[l], of_x_,
+                           {.tokens = of_previous_,
+                            .parameters = attn::get_gradients(blocks_[l], gradients_, block_name(static_cast<index_t>(l)) + ".")},
+                           run_);
         for (index_t b = 0; b < batch_; ++b)
             for (index_t i = 0; i < context_; ++i)
                 for (index_t c = 0; c < config_.channels; ++c)
@@ -87,14 +90,6 @@ private:
         std::ranges::generate(weights_.elements<float>(name), [&] { return spread > 0 ? normal(random_) : 1; });
     }
     std::size_t place(index_t text) const { return static_cast<std::size_t>(text * (context_ + 1)); }
-    block::gradients gradients_of(std::size_t layer) {
-        const auto name = block_name(static_cast<index_t>(layer));
-        const auto& b = blocks_[layer];
-        return {.attention_norm = attn::get_gradients(b.attention_norm, gradients_, name + attention_norm),
-                .attention = attn::get_gradients(b.attention, gradients_, name + ".self_attn."),
-                .feed_forward_norm = attn::get_gradients(b.feed_forward_norm, gradients_, name + feed_forward_norm),
-                .feed_forward = attn::get_gradients(b.feed_forward, gradients_, name + ".mlp.")};
-    }
     /// Calls f(part, parts) for each part of what is to do, each on its thread.
     void in_parts(const auto& f) {
         const auto parts = threads_.concurrency();

@@ -102,4 +102,15 @@ template <DifferentiableNorm N>
     return result;
 }
 
+/// The gradients of a block, by the names that get_transformer_block knows. Throws parameter_error if a part is missing, and as for the parts.
+template <Norm N, Layer M, Layer F>
+[[nodiscard]] typename transformer_block<N, M, F>::gradients get_gradients(const transformer_block<N, M, F>& block, parameters& gradients,
+                                                                           const std::string& prefix) {
+    const auto names = detail::names_of_block(gradients, prefix);
+    return {.attention_norm = get_gradients(block.attention_norm, gradients, names.attention_norm),
+            .attention = get_gradients(block.attention, gradients, names.attention),
+            .feed_forward_norm = get_gradients(block.feed_forward_norm, gradients, names.feed_forward_norm),
+            .feed_forward = get_gradients(block.feed_forward, gradients, names.feed_forward)};
+}
+
 } // namespace attn

@@ -5,6 +5,7 @@
 #include "feed_forward.hpp"
 #include "multi_head.hpp"
 #include "parameters.hpp"
+#include "transformer_block.hpp"
 
 #include <array>
 
@@ -53,6 +54,27 @@ inline constexpr std::array feed_forward_names{linear_names<3>{"up", "down", "ga
                                                linear_names<3>{"fc1", "fc2", ""},
                                                linear_names<3>{"linear1", "linear2", ""},
                                                linear_names<3>{"intermediate.dense", "output.dense", ""}};
+
+/// What the parts of a block are called: the beginnings of its attention's names and of its feed-forward layer's, and its norms.
+struct block_names {
+    std::string attention, feed_forward, attention_norm, feed_forward_norm;
+    bool post_norm = false;
+};
+/// The names of a block that are there, with its prefix. Throws parameter_error if none are.
+inline block_names names_of_block(const parameters& weights, const std::string& prefix) {
+    static const std::array known{block_names{"attn.", "mlp.", "norm1", "norm2"},
+                                  block_names{"self_attn.", "mlp.", "input_layernorm", "post_attention_layernorm"},
+                                  block_names{"self_attn.", "", "norm1", "norm2", true},
+                                  block_names{"attention.", "", "attention.output.LayerNorm", "output.LayerNorm", true}};
+    const auto has = [&](const std::string& begin, const auto& names) {
+        return std::ranges::any_of(names, [&](const auto& each) { return weights.contains_linear(prefix + begin + each[0]); });
+    };
+    for (const auto& n : known)
+        if (has(n.attention, attention_names) && has(n.feed_forward, feed_forward_names))
+            return {prefix + n.attention, prefix + n.feed_forward, prefix + n.attention_norm, prefix + n.feed_forward_norm, n.post_norm};
+    parameters::refuse(prefix + "attn.q.weight", "is missing, or \"", prefix,
+                       "mlp.up.weight\", and the block has no other names: ", "self_attn. and mlp., self_attn. alone, attention. alone");
+}
 
 } // namespace detail
 
@@ -109,10 +131,45 @@ template <Scalar T, Activation F = gelu, detail::NamedTensors P>
     return layer;
 }
 
+/// The norm that has its weight and bias by that name: `name`.weight and, of a norm that adds one, `name`.bias if there is one. What else it
+/// has, such as eps, is that of the norm given. It refers to the parameters, which it does not outlive. Throws parameter_error if the weight
+/// is missing, or its numbers are of another type, as get_vector does.
+template <Norm N, detail::NamedTensors P>
+    requires requires(N n) { n.weight = std::span<const typename N::scalar>(); }
+[[nodiscard]] N get_norm(P& weights, const std::string& name, N norm = {}) {
+    norm.weight = weights.template get_vector<typename N::scalar>(name + ".weight");
+    if constexpr (requires { norm.bias; })
+        if (weights.contains(name + ".bias")) norm.bias = weights.template get_vector<typename N::scalar>(name + ".bias");
+    return norm;
+}
+
+/// The transformer block whose parts are `prefix` and one of these rows of names, with those that get_multi_head and get_feed_forward know:
+///     timm                 attn.       mlp.    norm1                         norm2
+///     LLaMA                self_attn.  mlp.    input_layernorm               post_attention_layernorm
+///     PyTorch, post_norm   self_attn.          norm1                         norm2
+///     BERT, post_norm      attention.          attention.output.LayerNorm    output.LayerNorm
+/// norm: the kind of both, and its eps. What else the block has is a member to be set: `block.attention.rotation = &turns`, or post_norm, which
+/// PyTorch's names do not tell: it is as PyTorch has it unless norm_first is said. Throws parameter_error if a part is missing, and as
+/// get_multi_head, get_feed_forward and get_norm.
+template <Norm N, Attention A = softmax_attention<>, Activation F = gelu, detail::NamedTensors P>
+[[nodiscard]] auto get_transformer_block(P& weights, const std::string& prefix, index_t heads, const N& norm, const A& attention = {},
+                                         const F& activation = {}) {
+    using T = typename N::scalar;
+    const auto names = detail::names_of_block(weights, prefix);
+    return transformer_block<N, multi_head<T, A>, feed_forward<T, F>>{
+        .attention_norm = get_norm(weights, names.attention_norm, norm),
+        .attention = get_multi_head<T>(weights, names.attention, heads, attention),
+        .feed_forward_norm = get_norm(weights, names.feed_forward_norm, norm),
+        .feed_forward = get_feed_forward<T>(weights, names.feed_forward, activation),
+        .post_norm = names.post_norm};
+}
+
 // Layers refer to the parameters, so these are to have a name.
 template <Scalar T>
 void get_multi_head(const parameters&&, auto&&...) = delete;
 template <Scalar T>
 void get_feed_forward(const parameters&&, auto&&...) = delete;
+void get_norm(const parameters&&, auto&&...) = delete;
+void get_transformer_block(const parameters&&, auto&&...) = delete;
 
 } // namespace attn

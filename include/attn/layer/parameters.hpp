@@ -4,6 +4,8 @@
 #include "linear.hpp"
 #include "named_tensor.hpp"
 
+#include <algorithm>
+#include <cmath>
 #include <map>
 #include <string>
 #include <string_view>
@@ -49,6 +51,24 @@ public:
             e.numbers<S>() = tensor<S>(s);
             return e.numbers<S>().view();
         }
+    }
+    /// A new tensor of numbers from which a training may begin: of several dimensions, random ones within 1 / sqrt(numbers of an output), all
+    /// equally likely, as PyTorch's linears begin; of one dimension, ones, as norms do, or zeros if the name ends in "bias". For a seed and
+    /// a name they are the same on every machine. Throws parameter_error as add.
+    template <Scalar T>
+    tensor_view<T> add_initial(const std::string& name, const extents& size, std::uint64_t seed = 0) {
+        const auto added = add<T>(name, size);
+        const auto numbers = elements<T>(name);
+        if (size.size() < 2) {
+            if (!name.ends_with("bias")) std::ranges::fill(numbers, T{1});
+            return added;
+        }
+        for (const char letter : name)
+            seed = (seed ^ static_cast<unsigned char>(letter)) * 0x100000001b3; // FNV-1a's: another seed for each name
+        const auto limit = 1 / std::sqrt(static_cast<double>(std::max<index_t>(1, added.shape().size() / std::max<index_t>(1, size[0]))));
+        detail::random_numbers uniform{seed};
+        std::ranges::generate(numbers, [&] { return static_cast<T>((2 * uniform() - 1) * limit); });
+        return added;
     }
     /// Adds a tensor of a format that the program learns as it runs: none for float.
     stored_view<float> add(const std::string& name, const extents& size, narrow_format format) {
