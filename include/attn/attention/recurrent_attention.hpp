@@ -15,7 +15,8 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 /// (heads / kv_heads), a matrix S (d_k, d_v):
 ///     out_i = scale q_i^T S_i
 /// after token i, where S_i comes from S_(i-1), k_i and v_i by the rule: rule::linear, gated, delta, gated_delta or general. The first
-/// state is zero or given; the last may be asked for. What q and k go through before (SiLU, unit_norm, a causal convolution) is the model's.
+/// state is zero or given; the last may be asked for. What q and k go through before (SiLU, unit_norm, a causal convolution) is the
+/// model's.
 ///     recurrent_attention{.rule = rule::gated_delta{.log_decay = g, .beta = beta}}
 ///
 /// Computed in chunks of 16 tokens: inside one by products of pairs, the delta rules by a triangular solve; decays are products of numbers

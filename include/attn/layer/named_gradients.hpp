@@ -102,7 +102,8 @@ template <DifferentiableNorm N>
     return result;
 }
 
-/// The gradients of a block, by the names that get_transformer_block knows. Throws parameter_error if a part is missing, and as for the parts.
+/// The gradients of a block, by the names that get_transformer_block knows. Throws parameter_error if a part is missing, and as for
+/// the parts.
 template <Norm N, Layer M, Layer F>
 [[nodiscard]] typename transformer_block<N, M, F>::gradients get_gradients(const transformer_block<N, M, F>& block, parameters& gradients,
                                                                            const std::string& prefix) {

@@ -131,9 +131,9 @@ template <Scalar T, Activation F = gelu, detail::NamedTensors P>
     return layer;
 }
 
-/// The norm that has its weight and bias by that name: `name`.weight and, of a norm that adds one, `name`.bias if there is one. What else it
-/// has, such as eps, is that of the norm given. It refers to the parameters, which it does not outlive. Throws parameter_error if the weight
-/// is missing, or its numbers are of another type, as get_vector does.
+/// The norm that has its weight and bias by that name: `name`.weight and, of a norm that adds one, `name`.bias if there is one. What else
+/// it has, such as eps, is that of the norm given. It refers to the parameters, which it does not outlive. Throws parameter_error if the
+/// weight is missing, and as get_vector.
 template <Norm N, detail::NamedTensors P>
     requires requires(N n) { n.weight = std::span<const typename N::scalar>(); }
 [[nodiscard]] N get_norm(P& weights, const std::string& name, N norm = {}) {
@@ -143,14 +143,14 @@ template <Norm N, detail::NamedTensors P>
     return norm;
 }
 
-/// The transformer block whose parts are `prefix` and one of these rows of names, with those that get_multi_head and get_feed_forward know:
+/// The transformer block whose parts are `prefix` and one of these rows of names, and in them those of get_multi_head and get_feed_forward:
 ///     timm                 attn.       mlp.    norm1                         norm2
 ///     LLaMA                self_attn.  mlp.    input_layernorm               post_attention_layernorm
 ///     PyTorch, post_norm   self_attn.          norm1                         norm2
 ///     BERT, post_norm      attention.          attention.output.LayerNorm    output.LayerNorm
-/// norm: the kind of both, and its eps. What else the block has is a member to be set: `block.attention.rotation = &turns`, or post_norm, which
-/// PyTorch's names do not tell: it is as PyTorch has it unless norm_first is said. Throws parameter_error if a part is missing, and as
-/// get_multi_head, get_feed_forward and get_norm.
+/// norm: the kind of both, and its eps. What else the block has is a member to be set: `block.attention.rotation = &turns`; or post_norm of
+/// a PyTorch layer made with norm_first, which names do not tell. Throws parameter_error if a part is missing, and as get_multi_head,
+/// get_feed_forward and get_norm.
 template <Norm N, Attention A = softmax_attention<>, Activation F = gelu, detail::NamedTensors P>
 [[nodiscard]] auto get_transformer_block(P& weights, const std::string& prefix, index_t heads, const N& norm, const A& attention = {},
                                          const F& activation = {}) {

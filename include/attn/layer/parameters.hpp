@@ -52,9 +52,9 @@ public:
             return e.numbers<S>().view();
         }
     }
-    /// A new tensor of numbers from which a training may begin: of several dimensions, random ones within 1 / sqrt(numbers of an output), all
-    /// equally likely, as PyTorch's linears begin; of one dimension, ones, as norms do, or zeros if the name ends in "bias". For a seed and
-    /// a name they are the same on every machine. Throws parameter_error as add.
+    /// A new tensor of numbers from which a training may begin: of several dimensions, random ones within 1 / sqrt(numbers of an output),
+    /// all equally likely, as PyTorch's linears begin; of one dimension, ones, as norms do, or zeros if the name ends in "bias". For a seed
+    /// and a name they are the same on every machine. Throws parameter_error as add.
     template <Scalar T>
     tensor_view<T> add_initial(const std::string& name, const extents& size, std::uint64_t seed = 0) {
         const auto added = add<T>(name, size);
