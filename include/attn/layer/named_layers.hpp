@@ -8,6 +8,7 @@
 #include "transformer_block.hpp"
 
 #include <array>
+#include <set>
 
 namespace attn::inline ATTN_INSTRUCTION_SET {
 
@@ -74,6 +75,25 @@ inline block_names names_of_block(const parameters& weights, const std::string& 
             return {prefix + n.attention, prefix + n.feed_forward, prefix + n.attention_norm, prefix + n.feed_forward_norm, n.post_norm};
     parameters::refuse(prefix + "attn.q.weight", "is missing, or \"", prefix,
                        "mlp.up.weight\", and the block has no other names: ", "self_attn. and mlp., self_attn. alone, attention. alone");
+}
+/// Throws parameter_error if a tensor with the block's prefix is none of its parts': the block would compute without it. Frequencies of
+/// rotary positions, which old files have, are no weights.
+inline void check_all_of_block(const parameters& weights, const std::string& prefix, const block_names& block) {
+    std::set<std::string> known;
+    const auto add = [&](const std::string& begin, const auto& rows) {
+        for (const auto& names : rows)
+            for (const char* own : names) {
+                const auto [weight, bias] = weights.names_of_linear(begin + own);
+                known.insert({weight, bias});
+            }
+    };
+    add(block.attention, attention_names);
+    add(block.attention, result_names);
+    add(block.feed_forward, feed_forward_names);
+    for (const auto& norm : {block.attention_norm, block.feed_forward_norm}) known.insert({norm + ".weight", norm + ".bias"});
+    for (const auto& name : weights.names())
+        if (name.starts_with(prefix) && !known.contains(name) && !name.ends_with("rotary_emb.inv_freq"))
+            parameters::refuse(name, "is none that get_transformer_block knows: make the block of its parts");
 }
 
 } // namespace detail
@@ -149,13 +169,15 @@ template <Norm N, detail::NamedTensors P>
 ///     PyTorch, post_norm   self_attn.          norm1                         norm2
 ///     BERT, post_norm      attention.          attention.output.LayerNorm    output.LayerNorm
 /// norm: the kind of both, and its eps. What else the block has is a member to be set: `block.attention.rotation = &turns`; or post_norm of
-/// a PyTorch layer made with norm_first, which names do not tell. Throws parameter_error if a part is missing, and as get_multi_head,
+/// a PyTorch layer made with norm_first, which names do not tell. Throws parameter_error if a part is missing; if there is another
+/// tensor of that prefix, unless that is "", such as another norm's, without which the block would be another; and as get_multi_head,
 /// get_feed_forward and get_norm.
 template <Norm N, Attention A = softmax_attention<>, Activation F = gelu, detail::NamedTensors P>
 [[nodiscard]] auto get_transformer_block(P& weights, const std::string& prefix, index_t heads, const N& norm, const A& attention = {},
                                          const F& activation = {}) {
     using T = typename N::scalar;
     const auto names = detail::names_of_block(weights, prefix);
+    if (!prefix.empty()) detail::check_all_of_block(weights, prefix, names);
     return transformer_block<N, multi_head<T, A>, feed_forward<T, F>>{
         .attention_norm = get_norm(weights, names.attention_norm, norm),
         .attention = get_multi_head<T>(weights, names.attention, heads, attention),
