@@ -4,10 +4,7 @@
 #include <attn/layer/named_gradients.hpp>
 #include <attn/parallel/thread_pool.hpp>
 
-#include <algorithm>
 #include <cmath>
-#include <string>
-#include <vector>
 
 /// Moves weights against their gradients, each by the mean of what its gradients were, over the root of the mean of their squares. Weights of more than
 /// one dimension decay; biases and the weights of norms do not.

@@ -273,6 +273,11 @@ TEST_CASE("named layers: a block is what its parts make, by each row of names, a
                        .feed_forward = get_gradients(by_hand.feed_forward, wanted, "b." + r.feed_forward)});
         CHECK(joined(gradients, weights.names()) == joined(wanted, weights.names()));
         CHECK(std::ranges::count(joined(gradients, weights.names()), 0.0f) == 0);
+        parameters gated = zeros_like<float>(weights); // a gate by another row's name than the other two
+        gated.add<float>("b." + r.feed_forward + "w1.weight", {named_hidden, named_channels});
+        CHECK(named_problem([&] {
+                  (void)get_transformer_block(gated, "b.", named_heads, norm);
+              }).starts_with("tensor \"b." + r.feed_forward + "w1.weight\" is none that"));
         weights.add<float>("b.norm3.weight", {named_channels});
         CHECK(named_problem([&] { (void)get_transformer_block(weights, "b.", named_heads, norm); }) ==
               "tensor \"b.norm3.weight\" is none that get_transformer_block knows: make the block of its parts");

@@ -90,28 +90,21 @@ private:
         std::ranges::generate(weights_.elements<float>(name), [&] { return spread > 0 ? normal(random_) : 1; });
     }
     std::size_t place(index_t text) const { return static_cast<std::size_t>(text * (context_ + 1)); }
-    /// Calls f(part, parts) for each part of what is to do, each on its thread.
-    void in_parts(const auto& f) {
-        const auto parts = threads_.concurrency();
-        const auto body = [&](index_t part) { f(part, parts); };
-        threads_.parallel_for(parts, body);
-    }
     /// The mean of -log softmax(scores)[next token]; the scores become its gradient by them.
     double differentiate_loss(std::span<const index_t> texts) {
         const auto rows = batch_ * context_;
         std::vector<double> losses(static_cast<std::size_t>(rows));
-        in_parts([&](index_t part, index_t parts) {
-            for (auto r = rows * part / parts; r < rows * (part + 1) / parts; ++r) {
-                const auto b = r / context_, i = r % context_, next = texts[place(b) + static_cast<std::size_t>(i + 1)];
-                const std::span row(of_scores_.view().row(b, 0, i), static_cast<std::size_t>(config_.vocabulary));
-                const auto largest = std::ranges::max(row), score = row[static_cast<std::size_t>(next)];
-                float sum = 0;
-                for (auto& x : row) sum += x = std::exp(x - largest);
-                for (auto& x : row) x /= sum * static_cast<float>(rows);
-                row[static_cast<std::size_t>(next)] -= 1 / static_cast<float>(rows);
-                losses[static_cast<std::size_t>(r)] = static_cast<double>(std::log(sum) + largest - score);
-            }
-        });
+        const auto of_row = [&](index_t r) {
+            const auto b = r / context_, i = r % context_, next = texts[place(b) + static_cast<std::size_t>(i + 1)];
+            const std::span row(of_scores_.view().row(b, 0, i), static_cast<std::size_t>(config_.vocabulary));
+            const auto largest = std::ranges::max(row), score = row[static_cast<std::size_t>(next)];
+            float sum = 0;
+            for (auto& x : row) sum += x = std::exp(x - largest);
+            for (auto& x : row) x /= sum * static_cast<float>(rows);
+            row[static_cast<std::size_t>(next)] -= 1 / static_cast<float>(rows);
+            losses[static_cast<std::size_t>(r)] = static_cast<double>(std::log(sum) + largest - score);
+        };
+        threads_.parallel_for(rows, of_row);
         double sum = 0;
         for (const auto loss : losses) sum += loss;
         return sum / static_cast<double>(rows);

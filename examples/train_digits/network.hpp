@@ -101,7 +101,7 @@ public:
 
     bool is_progressive() const { return is_progressive_; }
     std::vector<block<attention_norm>> plain_blocks() const {
-        return blocks<attention_norm>([this](const std::string& name, index_t) { return row_norm(name); });
+        return blocks<attention_norm>([this](const std::string& name, index_t) { return attn::get_norm<attention_norm>(w_.values, name); });
     }
     std::vector<block<progressive>> progressive_blocks() const {
         return blocks<progressive>([this](const std::string& name, index_t number) {
@@ -117,10 +117,9 @@ private:
     tensor_view<const float> positions(index_t images) const {
         return {w_.tensor("position").data(), {images, 1, patches, channels}, {0, 0, channels, 1}}; // the same for every image
     }
-    attention_norm row_norm(const std::string& name) const { return {w_.row(name + ".weight"), w_.row(name + ".bias")}; }
     progressive progressive_norm(const std::string& name) const {
-        return {.norm = row_norm(name), .rep = {.batch = {.weight = w_.row(name + ".rep.weight"), .bias = w_.row(name + ".rep.bias")},
-                                                .eta = static_cast<double>(w_.row(name + ".rep.eta")[0])}};
+        return {.norm = attn::get_norm<attention_norm>(w_.values, name),
+                .rep = {.batch = attn::get_norm<attn::batch_norm<float>>(w_.values, name + ".rep"), .eta = static_cast<double>(w_.row(name + ".rep.eta")[0])}};
     }
     template <class N, class F>
     std::vector<block<N>> blocks(const F& norm_of) const {

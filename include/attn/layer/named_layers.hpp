@@ -80,16 +80,15 @@ inline block_names names_of_block(const parameters& weights, const std::string& 
 /// rotary positions, which old files have, are no weights.
 inline void check_all_of_block(const parameters& weights, const std::string& prefix, const block_names& block) {
     std::set<std::string> known;
-    const auto add = [&](const std::string& begin, const auto& rows) {
-        for (const auto& names : rows)
-            for (const char* own : names) {
-                const auto [weight, bias] = weights.names_of_linear(begin + own);
-                known.insert({weight, bias});
-            }
+    const auto add = [&](const std::string& begin, const auto& names) {
+        for (const char* own : names) {
+            const auto [weight, bias] = weights.names_of_linear(begin + own);
+            known.insert({weight, bias});
+        }
     };
-    add(block.attention, attention_names);
-    add(block.attention, result_names);
-    add(block.feed_forward, feed_forward_names);
+    add(block.attention, names_in<3>(weights, block.attention, attention_names));
+    add(block.attention, names_in<1>(weights, block.attention, result_names));
+    add(block.feed_forward, names_in<3>(weights, block.feed_forward, feed_forward_names));
     for (const auto& norm : {block.attention_norm, block.feed_forward_norm}) known.insert({norm + ".weight", norm + ".bias"});
     for (const auto& name : weights.names())
         if (name.starts_with(prefix) && !known.contains(name) && !name.ends_with("rotary_emb.inv_freq"))
