@@ -67,7 +67,7 @@ TEMPLATE_TEST_CASE("ranks: recurrent attention, cut anywhere", "[distributed]", 
             const auto in = random_given<T>({2, 4, 2, n, n, 9, 17});
             const token_terms<T> t(2, 2, n, 9, of_decays);
             const std::vector<index_t> ranks{1, 2, 3, 5, 7};
-            const auto some = [](const tensor<T>& x, const row_range& rows) { return x.slice({.tokens = rows}); };
+            const auto some = [](const tensor<T>& x, const row_range& rows) { return tokens_of<T>(x, rows); };
             check_ranks(inputs<T>(in), [&](const row_range&) { return rule::linear<T>{}; }, ranks);
             check_ranks(inputs<T>(in), [&](const row_range& r) { return rule::gated<T>{some(t.log_decay, r)}; }, ranks);
             check_ranks(inputs<T>(in), [&](const row_range& r) { return rule::gated_delta<T>{some(t.log_decay, r), some(t.beta, r)}; }, ranks);

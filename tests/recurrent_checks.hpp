@@ -98,7 +98,7 @@ struct recurrent_tokens {
 private:
     T of_length_1() const { return unit_limit<T> / static_cast<T>(std::sqrt(static_cast<double>(size.key_dim))); }
     tensor_view<const T> some(const tensor<T>& t, const token_range& range) const {
-        return range.count < 0 ? t.view() : t.slice({.tokens = {range.first, range.count}});
+        return range.count < 0 ? t.view() : tokens_of<T>(t, {range.first, range.count});
     }
 };
 

@@ -59,7 +59,7 @@ void check_rank(const auto& op, C& ranks, const partition& parts, const inputs<T
     const stored_view<const T> expected = whole.values.slice({.tokens = q});
     auto own_op = op;
     if constexpr (requires { op.convolution_input; })
-        if (op.convolution_input.data()) own_op.convolution_input = op.convolution_input.slice({.tokens = q});
+        if (op.convolution_input.data()) own_op.convolution_input = tokens_of<T>(op.convolution_input, q);
     const sequence_parallel over{own_op, parts};
     thread_pool pool(threads);
     constexpr auto promise = "the rows have the bits of the whole call's";

@@ -38,11 +38,11 @@ struct local_arguments {
             refuse(operation, "positional_encoding", p, "k", k, "they do not fit");
         if (!convolution.present()) return;
         check_view(operation, "convolution_input", convolution_input);
-        const auto& x = convolution_input.data() ? convolution_input.shape() : v;
+        const auto& x = is_given(convolution_input) ? convolution_input.shape() : v;
         if (x.batch != v.batch || x.heads != v.heads || x.channels != v.channels)
             refuse(operation, "convolution_input", x, "v", v, "batch, heads or channels differ");
         if (x.tokens != q.tokens) {
-            if (convolution_input.data()) refuse(operation, "convolution_input", x, "q", q, "the tokens differ");
+            if (is_given(convolution_input)) refuse(operation, "convolution_input", x, "q", q, "the tokens differ");
             refuse(operation, "v", v, "q", q, "the convolution adds tokens of v to tokens of q (convolution_input may be another tensor)");
         }
         if (follows_queries<decltype(at(std::declval<const P&>(), index_t{}, index_t{}))> && !convolution.causal)
@@ -61,13 +61,13 @@ struct local_arguments {
             check_wanted(operation, argument, view, is_there, expected, check);
         };
         check_one("wanted.positional_encoding", wanted.positional_encoding, positional_encoding.data(), positional_encoding.shape());
-        check_one("wanted.convolution.input", own.input, convolution_input.data(), convolution_input.shape());
+        check_one("wanted.convolution.input", own.input, is_given(convolution_input), convolution_input.shape());
         check_one("wanted.convolution.weights", own.weights, convolution.present(), convolution.weights.shape());
         check_one("wanted.convolution.bias", as_row(own.bias), !convolution.bias.empty(),
                   {.tokens = 1, .channels = std::ssize(convolution.bias)});
     }
     /// Whether the convolution reads the values, as it does without a `convolution_input`.
-    bool reads_values() const { return !convolution_input.data(); }
+    bool reads_values() const { return !is_given(convolution_input); }
     /// The local term of a call, as the kernel computes it.
     kernel::local_term<T, U> term(const inputs<T>& in, const linear_rows<T>& rows) const {
         kernel::local_term<T, U> local{{convolution.present() ? convolution.grid(rows.queries) : kernel::convolution_grid{},

@@ -18,7 +18,7 @@ struct local_backward {
 
     /// Takes memory for two kernels that run one after the other: the linear attention's, which needs so many bytes, and the convolution's.
     std::byte* take_memory(scratch& memory, std::size_t bytes, const input_shapes& s, const shape& out, index_t concurrency) const {
-        const auto& read = of.convolution_input.data() ? of.convolution_input.shape() : s.values;
+        const auto& read = is_given(of.convolution_input) ? of.convolution_input.shape() : s.values;
         if (of.convolution.present())
             bytes = std::max(
                 bytes, kernel::depthwise_backward<T, U>(of.convolution.grid(s.queries.tokens), read, out).workspace_bytes(concurrency));

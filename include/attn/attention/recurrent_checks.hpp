@@ -112,7 +112,7 @@ void check_recurrent_gradients(std::string_view operation, const inputs<T>& in, 
     const auto &k = in.keys.shape(), &v = in.values.shape();
     const shape of_states{first_state.data() ? first_state.shape().batch : k.batch, k.heads, k.channels, v.channels};
     const auto visit = [&](std::string_view argument, const tensor_view<T>& view, const tensor_view<const T>& of) {
-        check_wanted(operation, argument, view, of.data(), of.shape(), check);
+        check_wanted(operation, argument, view, is_given(of), of.shape(), check);
         if (view.data()) output_memory(operation, argument, view).require_apart("wanted.d_last_state", wanted.d_last_state);
     };
     const auto terms = rule.terms();

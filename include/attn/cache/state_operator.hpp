@@ -48,7 +48,7 @@ void check_state_operator(std::string_view operation, const auto& op) {
     if constexpr (requires { op.convolution; }) {
         if (op.positional_encoding.data())
             detail::raise(argument_error(operation, "positional_encoding", "is of all tokens, but a state has some: add it to the keys"));
-        if (op.convolution_input.data())
+        if (is_given(op.convolution_input))
             detail::raise(
                 argument_error(operation, "convolution_input", "is of all tokens, but a state has some: it convolves its values"));
         if (op.convolution.present() && !op.convolution.causal)

@@ -207,6 +207,9 @@ concept AnyView = requires(const V& view) {
     { view.element_bytes() } -> std::same_as<index_t>;
 };
 
+/// Whether an argument of some tokens is given, where it need not be: then it has a shape, though without tokens perhaps no memory.
+bool is_given(const AnyView auto& view) { return view.shape() != no_shape; }
+
 /// Writes 0 to all numbers of a view; nothing to one without memory.
 template <class T>
 void fill_zero(const tensor_view<T>& view) {

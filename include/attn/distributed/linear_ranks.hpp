@@ -35,12 +35,16 @@ public:
     static void check(const Op& op, const partition& parts, index_t rank, const inputs<T>& in) {
         auto whole = op;
         if constexpr (has_convolution) {
-            const auto& s = op.convolution_input.shape();
-            if (op.convolution_input.data() && s.tokens != parts.queries(rank).count)
-                detail::raise(shape_error(Op::name, "convolution_input", "has shape ", s, ", but rank ", rank, " of the partition holds ",
-                                          parts.queries(rank).count, " tokens"));
-            if (op.convolution_input.data())
-                whole.convolution_input = op.convolution_input.slice({.tokens = {0, parts.shapes().queries.tokens}});
+            static constexpr std::remove_cvref_t<decltype(*op.convolution_input.data())> none{};
+            auto s = op.convolution_input.shape();
+            if (is_given(op.convolution_input)) {
+                check_view(Op::name, "convolution_input", op.convolution_input);
+                if (s.tokens != parts.queries(rank).count)
+                    detail::raise(shape_error(Op::name, "convolution_input", "has shape ", s, ", but rank ", rank,
+                                              " of the partition holds ", parts.queries(rank).count, " tokens"));
+                s.tokens = parts.shapes().queries.tokens;
+                whole.convolution_input = head_major(&none, s);
+            }
         }
         whole.check(whole_inputs(parts, in));
     }
@@ -109,7 +113,7 @@ private:
     index_t summed(index_t rank, index_t number) const { return plan_.summed(rank, number / kv_heads()); }
 
     bool reads_values() const {
-        if constexpr (has_convolution) return !op_.convolution_input.data();
+        if constexpr (has_convolution) return !is_given(op_.convolution_input);
         else return true;
     }
     /// What the convolution reads, as the values of keys without channels.

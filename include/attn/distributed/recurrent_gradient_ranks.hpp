@@ -99,9 +99,8 @@ private:
 
     static std::array<shape, 8> shapes_of_arrays(const operation& op, const inputs<T>& in) {
         const auto terms = op.rule.terms();
-        const auto of = [](const tensor_view<const T>& term) { return term.data() ? term.shape() : no_shape; };
-        return {in.queries.shape(), in.keys.shape(), in.values.shape(), of(terms.log_decay),
-                of(terms.beta),     of(terms.erase), of(terms.read),    op.output_shape(shapes_of(in))};
+        return {in.queries.shape(), in.keys.shape(),     in.values.shape(),  terms.log_decay.shape(),
+                terms.beta.shape(), terms.erase.shape(), terms.read.shape(), op.output_shape(shapes_of(in))};
     }
     index_t heads() const { return states_.shape().batch * states_.shape().heads; }
     double scale() const { return op_.scale_for(states_.shape().tokens); }

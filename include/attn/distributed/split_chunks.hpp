@@ -60,7 +60,8 @@ using token_arrays = std::array<tensor_view<T>, 8>;
 /// Those of some tokens.
 template <class T>
 token_arrays<T> of_tokens(token_arrays<T> all, const row_range& rows) {
-    for (auto& each : all) each = each.slice({.tokens = rows});
+    for (auto& each : all)
+        if (is_given(each)) each = each.slice({.tokens = rows});
     return all;
 }
 

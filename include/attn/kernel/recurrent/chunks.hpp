@@ -9,16 +9,16 @@
 
 namespace attn::inline ATTN_INSTRUCTION_SET::kernel {
 
-/// What the rule of a recurrent attention takes of each token and kv head; none without memory. log_decay (.., n, 1 or d_k), beta (.., n,
-/// 1), erase and read (.., n, d_k); batch and heads may be 1, for all.
+/// What the rule of a recurrent attention takes of each token and kv head, as far as it is given. log_decay (.., n, 1 or d_k), beta
+/// (.., n, 1), erase and read (.., n, d_k); batch and heads may be 1, for all.
 template <Scalar T>
 struct recurrent_terms {
     tensor_view<const T> log_decay = {}, beta = {}, erase = {}, read = {};
 
-    bool erases() const { return erase.data() != nullptr; }
-    bool corrects() const { return beta.data() != nullptr; }
+    bool erases() const { return detail::is_given(erase); }
+    bool corrects() const { return detail::is_given(beta); }
     recurrent_sizes sizes(const input_shapes& s) const {
-        const bool decays = log_decay.data() != nullptr;
+        const bool decays = detail::is_given(log_decay);
         return {s.keys.channels, s.values.channels, erases() || (decays && log_decay.shape().channels > 1), decays, erases()};
     }
     /// The rows of one batch entry and head, from a token on.
