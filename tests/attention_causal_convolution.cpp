@@ -159,6 +159,7 @@ TEST_CASE("causal_convolution: what does not fit is refused, by name", "[convolu
     const auto rows = [](tensor<float>& of) { return of.slice({.tokens = {0, 3}}); };
     refused(good, x, narrow, {"out has shape (2, 3, 12, 3), but the result has (2, 3, 12, 4)"});
     refused(with_states(longer, {}), x, out, {"first_state has shape (2, 3, 4, 4), but (2, 3, 3, 4) is needed"});
+    refused(with_states(head_major<float>(nullptr, {2, 3, 3, 4}), {}), x, out, {"first_state has shape (2, 3, 3, 4) but no memory"});
     refused(with_states({}, longer), x, out, {"last_state has shape (2, 3, 4, 4), but (2, 3, 3, 4) is needed"});
     refused(good, x, x, {"out of shape (2, 3, 12, 4) overlaps x"});
     refused(good, x, tensor_view<float>(out.data(), x.shape(), {0, 0, 4, 1}), {"out", "strides by which its elements overlap"});

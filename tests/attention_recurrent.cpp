@@ -251,6 +251,8 @@ TEST_CASE("recurrent_attention: what does not fit is refused", "[recurrent][port
     const recurrent_attention from_other{.rule = delta, .first_state = other_state}, to_other{.rule = delta, .last_state = other_state};
     CHECK(refusal(from_other, t.in(), out.view()) == "recurrent_attention: first_state has shape (2, 2, 6, 5), but (2, 2, 5, 6) is needed");
     CHECK(refusal(to_other, t.in(), out.view()) == "recurrent_attention: last_state has shape (2, 2, 6, 5), but (2, 2, 5, 6) is needed");
+    CHECK(refusal(recurrent_attention{.rule = delta, .first_state = head_major<const float>(nullptr, s.state())}, t.in(), out.view()) ==
+          "recurrent_attention: first_state has shape (2, 2, 5, 6) but no memory (a null pointer)");
     const tensor_view<float> repeated(last.data(), s.state(), {0, 30, 6, 1});
     CHECK(refusal(recurrent_attention{.rule = delta, .last_state = repeated}, t.in(), out.view()) ==
           "recurrent_attention: last_state of shape (2, 2, 5, 6) has strides by which its elements overlap");

@@ -4,6 +4,7 @@
 #include "executors.hpp"
 #include "layer_checks.hpp"
 
+#include <attn/layer/ragged.hpp>
 #include <attn/norm/rms_norm.hpp>
 #include <attn/norm/unit_norm.hpp>
 
@@ -58,6 +59,18 @@ TEMPLATE_TEST_CASE("multi_head: grouped heads, sizes of keys and values, context
 
     CHECK(close(forward(grouped, {.tokens = x, .context = y}),
                 plain_multi_head(wide(x), wide(y), grouped, plain_softmax(), [](auto&, index_t) {})));
+
+    // A context of no tokens is one, with memory and without.
+    const tensor<T> nothing({2, 1, 0, 24});
+    const auto of_nothing = head_major<const T>(nullptr, nothing.shape());
+    const auto of_nobody = forward(grouped, {.tokens = x, .context = nothing});
+    CHECK(close(of_nobody, plain_multi_head(wide(x), wide(nothing), grouped, plain_softmax(), [](auto&, index_t) {})));
+    CHECK(same_bits(forward(grouped, {.tokens = x, .context = of_nothing}), of_nobody));
+    const std::vector<index_t> of_queries{0, 19}, of_keys{0, 0};
+    const auto first = x.slice({.batch = {0, 1}});
+    tensor<T> alone({1, 1, 19, grouped.out.outputs()});
+    forward(grouped, ragged{of_queries, of_keys}, {.tokens = first, .context = head_major<const T>(nullptr, {1, 1, 0, 24})}, alone);
+    CHECK(std::equal(alone.data(), alone.data() + alone.shape().size(), of_nobody.data()));
 
     // Values from a context of their own, of other channels.
     const auto z = random_rows<T>({2, 1, 30, 17}, 5);

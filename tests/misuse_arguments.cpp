@@ -188,6 +188,8 @@ TEST_CASE("misuse: an output on what an operator refers to", "[misuse][portable]
             {"overlaps the weights of a projection"}},
         {"kernel", onto(weights.data(), simplified_linear_attention<>{.convolution = {.weights = kernel, .height = 3, .width = 3}}),
             {"simplified_linear_attention: out ", "overlaps the convolution's weights"}},
+        {"no kernel", onto(weights.data(), simplified_linear_attention<>{.convolution = {.weights = without_memory(kernel), .height = 3, .width = 3}}),
+            {"simplified_linear_attention: weights ", "null pointer"}},
         {"its bias", onto(weights.data() + 900, simplified_linear_attention<>{.convolution =
             {.weights = kernel, .bias = std::span(weights).last(5), .height = 3, .width = 3}}), {"convolution's bias"}},
         {"encoding", onto(weights.data(), focused_linear_attention<>{.positional_encoding = head_major(weights.data(), {1, 1, 9, 8})}),

@@ -69,18 +69,22 @@ template <Layer L>
 void check_layer(const L& layer, const std::vector<std::pair<std::string, const void*>>& references) {
     INFO(L::name);
     const auto name = std::string(L::name) + ": ";
-    const auto to_rows = [&](const tensor_view<float>& x, const tensor_view<float>& out) {
+    const auto forwarded = [&](const layer_inputs<float>& in, const tensor_view<float>& out) {
         return [=] {
             sequential here;
             workspace none;
-            forward(checks_of_layer<L>{layer}, {.tokens = x}, out, execution(here, none));
+            forward(checks_of_layer<L>{layer}, in, out, execution(here, none));
         };
     };
+    const auto to_rows = [&](const tensor_view<float>& x, const tensor_view<float>& out) { return forwarded({.tokens = x}, out); };
+    const auto to_layer = [&](const layer_inputs<float>& in) { return forwarded(in, at(200, layer.output_shape(rows))); };
     const auto result = layer.output_shape(rows);
     CHECK_THROWS_AS(to_rows(at(0), at(100, result))(), nothing_refused);
     check_refused({
         {"null tokens", to_rows(without_memory(at(0)), at(100, result)), {"tokens ", "null pointer"}},
         {"null out", to_rows(at(0), without_memory(at(100, result))), {name + "out ", "null pointer"}},
+        {"null residual", to_layer({.tokens = at(0), .residual = without_memory(at(100, result))}), {"residual "}},
+        {"null context", to_layer({.tokens = at(0), .context = without_memory(at(0))}), {"context "}},
         {"far", to_rows({at(0).data(), rows, {.batch = unsized, .tokens = 4}}, at(100, result)), {"tokens ", "strides that reach"}},
         {"overlap", to_rows(at(0), at(1, result)), {name + "out ", "overlaps tokens"}},
     });

@@ -28,7 +28,7 @@ struct depthwise_convolution {
     bool causal = false;         ///< of a sequence: the past and the present only
 
     /// Whether there are weights.
-    bool present() const { return weights.data() != nullptr; }
+    bool present() const { return attn::detail::is_given(weights); }
 
     /// Throws attention_error, in the name of `operation`, if the parameters do not fit x and out.
     void check(std::string_view operation, const shape& x, const shape& out) const {

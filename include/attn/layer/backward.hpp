@@ -121,9 +121,9 @@ void check_layer_backward(const L& layer, const layer_inputs<typename L::scalar>
     if (const auto expected = layer.output_shape(in.tokens.shape()); d_out.shape() != expected)
         refuse_result(L::name, "d_out", d_out.shape(), expected);
     check_kept(layer, in, kept);
-    if (wanted.context.data() && !in.context.data())
+    if (wanted.context.data() && !is_given(in.context))
         detail::raise(argument_error(L::name, "wanted.context", "is asked for, but there is no context"));
-    if (wanted.value_context.data() && !in.value_context.data())
+    if (wanted.value_context.data() && !is_given(in.value_context))
         detail::raise(argument_error(L::name, "wanted.value_context", "is asked for, but there is no value_context"));
     const auto for_each = [&](const auto& visit) {
         visit("wanted.tokens", wanted.tokens, in.tokens.shape(), true);

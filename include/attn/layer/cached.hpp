@@ -17,7 +17,7 @@ void check_one_sequence(std::string_view layer, const layer_inputs<T>& in) {
 }
 template <Scalar T>
 void check_no_context(std::string_view layer, const layer_inputs<T>& in) {
-    if (in.context.data()) raise(argument_error(layer, "context", "is given, but a state is of the tokens themselves"));
+    if (is_given(in.context)) raise(argument_error(layer, "context", "is given, but a state is of the tokens themselves"));
 }
 
 /// Attention of a layer with what keeps the tokens before.

@@ -51,10 +51,11 @@ struct feed_forward {
     F activation = {};
 
     /// Whether there is a gate.
-    bool gated() const { return gate.weight.data() != nullptr; }
+    bool gated() const { return detail::is_given(gate.weight); }
     void check(const layer_inputs<T>& in) const {
         detail::check_linear(name, "up", up.view());
         detail::check_tokens(name, "tokens", in.tokens, up.inputs());
+        detail::check_no_context(name, in);
         down.check(name, "down", down.outputs(), up.outputs());
         if (gated()) gate.check(name, "gate", up.outputs(), up.inputs());
     }

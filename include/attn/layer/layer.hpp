@@ -11,7 +11,7 @@ namespace attn::inline ATTN_INSTRUCTION_SET {
 template <Scalar T>
 struct layer_inputs {
     tensor_view<const T> tokens;
-    tensor_view<const T> residual = {}; ///< is added to the result, of whose shape it is; none without memory
+    tensor_view<const T> residual = {}; ///< is added to the result, of whose shape it is
     tensor_view<const T> context = {};  ///< (batch, 1, m, channels): where attention takes keys and values from, if not from the tokens
     tensor_view<const T> value_context = {}; ///< (batch, 1, m, channels): where it takes values from, if not from the context
     attn::positions positions = {};          ///< where queries and keys lie: see `positions`
@@ -51,6 +51,13 @@ void check_tokens(std::string_view operation, std::string_view argument, const t
     const auto& s = rows.shape();
     if (s.heads != 1 || s.channels != channels)
         detail::raise(shape_error(operation, argument, "has shape ", s, ", but (batch, 1, tokens, ", channels, ") is needed"));
+}
+
+/// Throws argument_error if a layer of the tokens alone is given a context.
+template <class T>
+void check_no_context(std::string_view operation, const layer_inputs<T>& in) {
+    if (is_given(in.context) || is_given(in.value_context))
+        detail::raise(argument_error(operation, "context", "is given, but not used here"));
 }
 
 /// A view that says where memory will be: for checks, which read no element.
@@ -116,7 +123,7 @@ void check_layer_output(const L& layer, const layer_inputs<typename L::scalar>& 
     apart("tokens", in.tokens, L::in_place);
     apart("context", in.context, false);
     apart("value_context", in.value_context, false);
-    if (in.residual.data()) {
+    if (is_given(in.residual)) {
         check_rows(L::name, "residual", in.residual);
         if (in.residual.shape() != expected) refuse_result(L::name, "residual", in.residual.shape(), expected);
         apart("residual", in.residual, true);

@@ -45,6 +45,7 @@ struct linear {
     void check(const layer_inputs<T>& in) const {
         detail::check_linear(name, "weight", view());
         detail::check_tokens(name, "tokens", in.tokens, inputs());
+        detail::check_no_context(name, in);
     }
     void check_apart(const output_memory& out) const {
         out.require_apart("the weight of a linear", weight);

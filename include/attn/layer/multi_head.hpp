@@ -71,7 +71,7 @@ struct multi_head {
     linear<T> gate = {};                               ///< of the tokens, or none: a logit for each number of the result, or head
 
     /// Whether there is a gate.
-    bool gated() const { return gate.weight.data() != nullptr; }
+    bool gated() const { return detail::is_given(gate.weight); }
 
     void check(const layer_inputs<T>& in) const {
         if (heads < 1 || kv_heads < 1)
@@ -80,16 +80,16 @@ struct multi_head {
         const auto& source = source_of(in);
         if constexpr (shares_queries) detail::check_shared_keys(name, A::name, k, heads, kv_heads, in);
         else if constexpr (reduces) reduce.check({source});
-        else detail::check_tokens(name, in.context.data() ? "context" : "tokens", source, k.inputs());
+        else detail::check_tokens(name, detail::is_given(in.context) ? "context" : "tokens", source, k.inputs());
         if (source.shape().batch != in.tokens.shape().batch)
             detail::raise(shape_error(name, "context", "has shape ", source.shape(), ", but tokens have ", in.tokens.shape()));
-        if (in.value_context.data()) detail::check_value_context(name, in, v.inputs(), reduces);
+        if (detail::is_given(in.value_context)) detail::check_value_context(name, in, v.inputs(), reduces);
         detail::check_heads(name, "q", q, q.inputs(), heads);
         if constexpr (!shares_queries) {
             detail::check_heads(name, "k", k, reduced(source.shape()).channels, kv_heads);
             detail::check_key_channels(name, q.outputs(), heads, k.outputs(), kv_heads);
         }
-        detail::check_heads(name, "v", v, in.value_context.data() ? v.inputs() : reduced(source.shape()).channels, kv_heads);
+        detail::check_heads(name, "v", v, detail::is_given(in.value_context) ? v.inputs() : reduced(source.shape()).channels, kv_heads);
         const auto s = shapes(in.tokens.shape(), source.shape());
         query_norm.check(s.queries);
         key_norm.check(s.keys);
@@ -128,14 +128,14 @@ struct multi_head {
     void check_cached(const layer_inputs<T>& in, const auto& cache) const {
         static_assert(!reduces && !shares_queries, "attn: keys that are reduced, or queries, are not kept in a cache");
         const auto& context = in.context.shape();
-        if (!in.context.data() && in.positions.given())
+        if (!detail::is_given(in.context) && in.positions.given())
             detail::raise(argument_error(name, "positions", "are given, but a cache has those of the tokens"));
         with<decltype(cache)>::check_layer(name, in, rotation != nullptr, cache);
-        check(in.context.data() ? in : beside(in, cache));
-        if (in.context.data() && in.positions.first_key[0] != 0)
+        check(detail::is_given(in.context) ? in : beside(in, cache));
+        if (detail::is_given(in.context) && in.positions.first_key[0] != 0)
             detail::raise(
                 argument_error(name, "positions.first_key", "is ", in.positions.first_key[0], ", but the keys of a cache begin at 0"));
-        if (in.context.data() && cache.size() > 0 && cache.size() != context.tokens)
+        if (detail::is_given(in.context) && cache.size() > 0 && cache.size() != context.tokens)
             detail::raise(shape_error(name, "context", "has shape ", context, ", but the cache has ", cache.size(), " tokens of another"));
         const auto own = beside(in, cache);
         with<decltype(cache)>::check(attention, planned(shapes(own.tokens.shape(), source_of(own).shape()), own.positions), cache);
@@ -220,12 +220,13 @@ struct multi_head {
         // What several projections read has the sum of what they give.
         q.backward(in.tokens, join_heads(g.of.plain_queries), wanted.tokens, false, p.q, run);
         if (gated()) gate.backward(in.tokens, g.of.gates, wanted.tokens, true, p.gate, run);
-        const bool is_tokens = !in.context.data();
+        const bool is_tokens = !detail::is_given(in.context);
         const auto of_source = is_tokens ? wanted.tokens : wanted.context;
         const auto read = reduces ? tensor_view<const T>(t.reduced) : source;
         const auto of_read = reduces ? g.of.reduced : of_source;
         if constexpr (!shares_queries) k.backward(read, join_heads(g.of.plain_keys), of_read, is_tokens && !reduces, p.k, run);
-        if (in.value_context.data()) v.backward(in.value_context, join_heads(g.of.values), wanted.value_context, false, p.v, run);
+        if (detail::is_given(in.value_context))
+            v.backward(in.value_context, join_heads(g.of.values), wanted.value_context, false, p.v, run);
         else v.backward(read, join_heads(g.of.values), of_read, true, p.v, run);
         if constexpr (reduces) {
             const auto to = is_tokens && of_source.data() ? g.of_source : of_source;
@@ -247,7 +248,7 @@ private:
     /// What is new beside a cache: tokens, at the positions after those in it; of a context that it has, nothing.
     static layer_inputs<T> beside(const layer_inputs<T>& in, const auto& cache) {
         auto next = in;
-        if (!in.context.data()) next.positions = {.first_query = cache.size(), .first_key = cache.size()};
+        if (!detail::is_given(in.context)) next.positions = {.first_query = cache.size(), .first_key = cache.size()};
         else if (cache.size() > 0)
             for (auto* kept : {&next.context, &next.value_context}) *kept = kept->slice({.tokens = {}});
         return next;
@@ -260,10 +261,10 @@ private:
     static constexpr bool normalises = !std::same_as<N, identity_norm<T>>;
 
     static rotary_positions places(const tensor_view<const index_t>& of_tokens, const per_batch& first) {
-        return of_tokens.data() ? rotary_positions(of_tokens) : rotary_positions(first);
+        return detail::is_given(of_tokens) ? rotary_positions(of_tokens) : rotary_positions(first);
     }
     const tensor_view<const index_t>& key_positions(const layer_inputs<T>& in) const {
-        return in.context.data() || context_positions.data() ? context_positions : token_positions;
+        return detail::is_given(in.context) || detail::is_given(context_positions) ? context_positions : token_positions;
     }
     /// Calls turn(x, positions) for queries and keys, if there is a rotation; keys that are queries are turned once.
     void rotate(const layer_inputs<T>& in, const auto& t, const auto& turn) const {
@@ -271,7 +272,7 @@ private:
         turn(t.queries, places(token_positions, in.positions.first_query));
         if (!shares_queries) turn(t.keys, places(key_positions(in), in.positions.first_key));
     }
-    static tensor_view<const T> source_of(const layer_inputs<T>& in) { return in.context.data() ? in.context : in.tokens; }
+    static tensor_view<const T> source_of(const layer_inputs<T>& in) { return detail::is_given(in.context) ? in.context : in.tokens; }
     shape reduced(const shape& source) const {
         if constexpr (reduces) return reduce.output_shape(source);
         else return source;
@@ -319,7 +320,7 @@ private:
         }
         q.forward({in.tokens}, join_heads(t.plain_queries), run);
         if constexpr (!shares_queries) k.forward({source}, join_heads(t.plain_keys), run);
-        v.forward({in.value_context.data() ? in.value_context : source}, join_heads(t.values), run);
+        v.forward({detail::is_given(in.value_context) ? in.value_context : source}, join_heads(t.values), run);
         query_norm.forward(t.plain_queries, t.queries, run);
         if constexpr (!shares_queries) key_norm.forward(t.plain_keys, t.keys, run);
         rotate(in, t, [&](const auto& x, const rotary_positions& where) { rotation->forward(x, where, x, run); });

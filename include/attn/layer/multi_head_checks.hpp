@@ -23,18 +23,19 @@ inline void check_key_channels(std::string_view operation, index_t q_outputs, in
 template <Scalar T>
 void check_shared_keys(std::string_view operation, std::string_view attention, const linear<T>& k, index_t heads, index_t kv_heads,
                        const layer_inputs<T>& in) {
-    if (k.weight.data() || !k.bias.empty())
+    if (is_given(k.weight) || !k.bias.empty())
         detail::raise(argument_error(operation, "k", "is given, but the keys of ", attention, " are its queries: leave it out"));
     if (kv_heads != heads)
         detail::raise(argument_error(operation, "kv_heads", "are ", kv_heads, ", but the keys of ", attention, " are its queries, of ",
                                      heads, " heads"));
-    if (in.context.data()) detail::raise(argument_error(operation, "context", "is given, but the keys of ", attention, " are its queries"));
+    if (is_given(in.context))
+        detail::raise(argument_error(operation, "context", "is given, but the keys of ", attention, " are its queries"));
 }
 /// Throws attention_error unless the values' own context goes with that of the keys.
 template <Scalar T>
 void check_value_context(std::string_view operation, const layer_inputs<T>& in, index_t inputs, bool reduces) {
     const auto &keys = in.context.shape(), &values = in.value_context.shape();
-    if (reduces || !in.context.data())
+    if (reduces || !is_given(in.context))
         detail::raise(
             argument_error(operation, "value_context",
                            reduces ? "is given, but what is reduced is both keys and values" : "is given without a context, of the keys"));

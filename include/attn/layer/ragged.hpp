@@ -11,7 +11,7 @@ namespace detail {
 template <Scalar T>
 layer_inputs<T> inputs_of_entry(const ragged& batch, const layer_inputs<T>& in, index_t e) {
     const auto part = [](const tensor_view<const T>& x, const row_range& tokens) {
-        return x.data() ? x.slice({.tokens = tokens}) : tensor_view<const T>();
+        return is_given(x) ? x.slice({.tokens = tokens}) : tensor_view<const T>();
     };
     return {.tokens = part(in.tokens, batch.queries(e)),
             .residual = part(in.residual, batch.queries(e)),
@@ -23,9 +23,9 @@ layer_inputs<T> inputs_of_entry(const ragged& batch, const layer_inputs<T>& in, 
 template <Layer L>
 void check_ragged(const L& layer, const ragged& batch, const layer_inputs<typename L::scalar>& in) {
     check_starts(L::name, "starts", batch.starts, "tokens", in.tokens);
-    if (in.residual.data()) check_starts(L::name, "starts", batch.starts, "residual", in.residual);
-    if (in.context.data()) check_starts(L::name, "key_starts", batch.of_keys(), "context", in.context);
-    if (in.value_context.data()) check_starts(L::name, "key_starts", batch.of_keys(), "value_context", in.value_context);
+    if (is_given(in.residual)) check_starts(L::name, "starts", batch.starts, "residual", in.residual);
+    if (is_given(in.context)) check_starts(L::name, "key_starts", batch.of_keys(), "context", in.context);
+    if (is_given(in.value_context)) check_starts(L::name, "key_starts", batch.of_keys(), "value_context", in.value_context);
     check_counts(L::name, batch, in.positions);
     for (index_t e = 0; e < batch.entries(); ++e) {
         const auto part = inputs_of_entry(batch, in, e);

@@ -139,7 +139,7 @@ private:
     bool is_post() const { return has_norms && post_norm; }
     /// check_attention: checks the attention's inputs.
     void check(const layer_inputs<scalar>& in, const auto& check_attention) const {
-        if (in.residual.data()) detail::raise(argument_error(name, "residual", "is given, but a block adds its own tokens"));
+        if (detail::is_given(in.residual)) detail::raise(argument_error(name, "residual", "is given, but a block adds its own tokens"));
         detail::check_tokens(name, "tokens", in.tokens, in.tokens.shape().channels);
         const auto& s = in.tokens.shape();
         attention_norm.check(s);

@@ -20,7 +20,8 @@ struct windowed {
 
     void check(const layer_inputs<scalar>& in) const {
         detail::check_grid(name, grid, in.tokens);
-        if (in.context.data() || in.value_context.data()) detail::raise(argument_error(name, "context", "is not cut into windows"));
+        if (detail::is_given(in.context) || detail::is_given(in.value_context))
+            detail::raise(argument_error(name, "context", "is not cut into windows"));
         layer.check({.tokens = planned_windows(in), .positions = in.positions});
         if (in.tokens.shape().batch > 0) detail::check_edges(name, grid, layer, in.positions);
     }
@@ -118,8 +119,8 @@ struct spatial_reduction {
         detail::check_grid(name, grid, in.tokens);
         projection.check(name, "projection", projection.outputs(), grid.window_tokens() * in.tokens.shape().channels);
         norm.check(output_shape(in.tokens.shape()));
-        if (in.residual.data() || in.context.data() || in.value_context.data())
-            detail::raise(argument_error(name, in.residual.data() ? "residual" : "context", "is given, but not used here"));
+        detail::check_no_context(name, in);
+        if (detail::is_given(in.residual)) detail::raise(argument_error(name, "residual", "is given, but not used here"));
     }
     void check_apart(const output_memory& out) const {
         projection.check_apart(out);
