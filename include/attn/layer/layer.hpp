@@ -12,7 +12,8 @@ template <Scalar T>
 struct layer_inputs {
     tensor_view<const T> tokens;
     tensor_view<const T> residual = {}; ///< is added to the result, of whose shape it is
-    tensor_view<const T> context = {};  ///< (batch, 1, m, channels): where attention takes keys and values from, if not from the tokens
+    tensor_view<const T> context = {};  ///< (batch, 1, m, channels): where attention takes keys and values from, if not from the tokens; no
+                                        ///< tokens are a context too
     tensor_view<const T> value_context = {}; ///< (batch, 1, m, channels): where it takes values from, if not from the context
     attn::positions positions = {};          ///< where queries and keys lie: see `positions`
 };
