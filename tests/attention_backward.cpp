@@ -79,6 +79,7 @@ TEST_CASE("backward: what is wrong is refused, by name", "[attention][portable]"
     refused([](auto& c) { c.saved.log_sum_exp = {}; }, {"saved.log_sum_exp", "(2, 4, 9, 1)"});
     refused([&](auto& c) { c.given.values = small; }, {"d_out.values", "(1, 1, 3, 2)", "(2, 4, 9, 5)"});
     refused([&](auto& c) { c.given.log_sum_exp = small; }, {"d_out.log_sum_exp", "(1, 1, 3, 2)"});
+    refused([&](auto& c) { c.given.log_sum_exp = head_major<const float>(nullptr, {1, 1, 3, 1}); }, {"d_out.log_sum_exp", "null pointer"});
     refused([&](auto& c) { c.wanted.queries = small; }, {"wanted.queries", "(1, 1, 3, 2)", "(2, 4, 9, 8)"});
     refused([](auto& c) { c.wanted.keys = c.wanted.queries; }, {"wanted.keys", "(2, 4, 9, 8)", "(2, 2, 11, 8)"});
     refused([](auto& c) { c.wanted.keys = c.k; }, {"wanted.keys", "overlaps k"});

@@ -49,6 +49,7 @@ void check_read_by_gradient(std::string_view operation, const saved_outputs<T>& 
     check("saved.values", saved.values, values);
     check("d_out.values", d_out.values, values);
     if (rows) check("saved.log_sum_exp", saved.log_sum_exp, *rows);
+    check_view(operation, "d_out.log_sum_exp", d_out.log_sum_exp);
     if (!d_out.log_sum_exp.data()) return;
     if (!rows) detail::raise(argument_error(operation, "d_out.log_sum_exp", "is given, but without a softmax there is none"));
     check("d_out.log_sum_exp", d_out.log_sum_exp, *rows);
