@@ -67,9 +67,9 @@ TEMPLATE_TEST_CASE("multi_head: grouped heads, sizes of keys and values, context
     CHECK(close(of_nobody, plain_multi_head(wide(x), wide(nothing), grouped, plain_softmax(), [](auto&, index_t) {})));
     CHECK(same_bits(forward(grouped, {.tokens = x, .context = of_nothing}), of_nobody));
     const std::vector<index_t> of_queries{0, 19}, of_keys{0, 0};
-    const auto first = x.slice({.batch = {0, 1}});
+    const auto entry = x.slice({.batch = {0, 1}});
     tensor<T> alone({1, 1, 19, grouped.out.outputs()});
-    forward(grouped, ragged{of_queries, of_keys}, {.tokens = first, .context = head_major<const T>(nullptr, {1, 1, 0, 24})}, alone);
+    forward(grouped, ragged{of_queries, of_keys}, {.tokens = entry, .context = head_major<const T>(nullptr, {1, 1, 0, 24})}, alone);
     CHECK(std::equal(alone.data(), alone.data() + alone.shape().size(), of_nobody.data()));
 
     // Values from a context of their own, of other channels.
