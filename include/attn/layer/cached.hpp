@@ -15,10 +15,6 @@ void check_one_sequence(std::string_view layer, const layer_inputs<T>& in) {
     if (in.tokens.shape().batch != 1)
         raise(shape_error(layer, "tokens", "has shape ", in.tokens.shape(), ", but a cache is of one sequence"));
 }
-template <Scalar T>
-void check_no_context(std::string_view layer, const layer_inputs<T>& in) {
-    if (is_given(in.context)) raise(argument_error(layer, "context", "is given, but a state is of the tokens themselves"));
-}
 
 /// Attention of a layer with what keeps the tokens before.
 /// - `check_layer(layer, in, rotates, cache)`: throws attention_error if the layer's inputs do not go with a cache of this kind.
