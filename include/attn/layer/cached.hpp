@@ -50,7 +50,7 @@ template <class A, Scalar T>
 struct cached_attention<A, linear_state<T>> {
     static void check_layer(std::string_view layer, const layer_inputs<T>& in, bool, const linear_state<T>&) {
         check_one_sequence(layer, in);
-        check_no_context(layer, in);
+        check_no_context(layer, in, "is given, but a state is of the tokens themselves");
     }
     static void check(const A& attention, const inputs<T>& in, const linear_state<T>& state) {
         state.check_append(in.keys.shape(), in.values.shape());
@@ -71,7 +71,7 @@ struct cached_attention<recurrent_attention<Rule>, recurrent_state<T>> {
     using call = recurrent_call<Rule, T>;
 
     static void check_layer(std::string_view layer, const layer_inputs<T>& in, bool, const recurrent_state<T>& state) {
-        check_no_context(layer, in);
+        check_no_context(layer, in, "is given, but a state is of the tokens themselves");
         state.check_whole();
     }
     static void check(const recurrent_attention<Rule>& attention, const inputs<T>& in, const recurrent_state<T>& state) {

@@ -56,9 +56,8 @@ void check_tokens(std::string_view operation, std::string_view argument, const t
 
 /// Throws argument_error if a layer of the tokens alone is given a context.
 template <class T>
-void check_no_context(std::string_view operation, const layer_inputs<T>& in) {
-    if (is_given(in.context) || is_given(in.value_context))
-        detail::raise(argument_error(operation, "context", "is given, but not used here"));
+void check_no_context(std::string_view operation, const layer_inputs<T>& in, std::string_view problem = "is given, but not used here") {
+    if (is_given(in.context) || is_given(in.value_context)) detail::raise(argument_error(operation, "context", problem));
 }
 
 /// A view that says where memory will be: for checks, which read no element.
