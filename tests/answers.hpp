@@ -22,12 +22,6 @@ inline constexpr T guard = [] {
         return std::bit_cast<T>(0x7ff85a5a5a5a5a5aull);
 }();
 
-/// Some of the tokens, as a rank has them: without tokens there is no memory either.
-template <Scalar T>
-tensor_view<const T> tokens_of(const tensor_view<const T>& all, const row_range& rows) {
-    const auto some = all.slice({.tokens = rows});
-    return rows.count > 0 ? some : head_major<const T>(nullptr, some.shape());
-}
 /// The distance of 1 to the next number, in which errors are counted.
 template <Scalar T>
 inline constexpr auto epsilon = static_cast<double>(std::numeric_limits<T>::epsilon());
@@ -46,6 +40,13 @@ template <class T>
 bool same_bits(const tensor<T>& a, const tensor<T>& b) {
     const auto count = static_cast<std::size_t>(a.shape().size());
     return a.shape() == b.shape() && (count == 0 || std::memcmp(a.data(), b.data(), count * sizeof(T)) == 0);
+}
+
+/// Some of the tokens, as a rank has them: without tokens there is no memory either.
+template <Scalar T>
+tensor_view<const T> tokens_of(const tensor_view<const T>& all, const row_range& rows) {
+    const auto some = all.slice({.tokens = rows});
+    return rows.count > 0 ? some : head_major<const T>(nullptr, some.shape());
 }
 
 /// Some tokens of a tensor.

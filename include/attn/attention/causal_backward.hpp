@@ -36,8 +36,7 @@ void check_causal_backward(const causal_convolution<T, F>& op, const tensor_view
     check_view(op.name, "d_out", d_out);
     if (d_out.shape() != x.shape()) refuse_result(op.name, "d_out", d_out.shape(), x.shape());
     const auto states = op.state_shape(x.shape());
-    check_view(op.name, "wanted.d_last_state", wanted.d_last_state);
-    check_optional(op.name, "wanted.d_last_state", wanted.d_last_state, states);
+    check_optional_input(op.name, "wanted.d_last_state", wanted.d_last_state, states);
     if (!wanted.bias.empty() && op.bias.empty())
         detail::raise(argument_error(op.name, "wanted.bias", "is asked for, but the convolution has no bias"));
     const auto for_each = [&](const auto& visit) {

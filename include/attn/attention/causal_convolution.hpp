@@ -47,8 +47,7 @@ struct causal_convolution {
         if (!bias.empty() && std::ssize(bias) != w.heads)
             detail::raise(shape_error(name, "bias", "has ", bias.size(), " entries, but x has shape ", x));
         const auto states = state_shape({sequences, x.heads, x.tokens, x.channels});
-        detail::check_view(name, "first_state", first_state);
-        detail::check_optional(name, "first_state", first_state, states);
+        detail::check_optional_input(name, "first_state", first_state, states);
         detail::check_optional(name, "last_state", last_state, states);
         if (!last_state.data()) return;
         detail::check_writable(name, "last_state", last_state);

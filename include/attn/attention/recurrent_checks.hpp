@@ -94,8 +94,7 @@ void check_recurrent_states(std::string_view operation, const inputs<T>& in, con
                             const tensor_view<T>& last) {
     const auto& k = in.keys.shape();
     const shape wanted{k.batch, k.heads, k.channels, in.values.shape().channels};
-    check_view(operation, "first_state", first);
-    check_optional(operation, "first_state", first, wanted);
+    check_optional_input(operation, "first_state", first, wanted);
     check_optional(operation, "last_state", last, wanted);
     if (!last.data()) return;
     check_writable(operation, "last_state", last);
@@ -122,8 +121,7 @@ void check_recurrent_gradients(std::string_view operation, const inputs<T>& in, 
     visit("wanted.a", wanted.a, terms.erase);
     visit("wanted.b", wanted.b, terms.read);
     check("wanted.first_state", wanted.first_state, of_states);
-    check_view(operation, "wanted.d_last_state", wanted.d_last_state);
-    check_optional(operation, "wanted.d_last_state", wanted.d_last_state, of_states);
+    check_optional_input(operation, "wanted.d_last_state", wanted.d_last_state, of_states);
     for (const auto* view : {&wanted.queries, &wanted.keys, &wanted.values, &wanted.first_state})
         if (view->data()) output_memory(operation, "wanted", *view).require_apart("wanted.d_last_state", wanted.d_last_state);
 }

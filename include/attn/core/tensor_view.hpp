@@ -248,6 +248,11 @@ void check_optional(std::string_view operation, std::string_view argument, const
     if (view.shape() != expected)
         detail::raise(shape_error(operation, argument, "has shape ", view.shape(), ", but ", expected, " is needed"));
 }
+/// The same of what is read, where a null pointer to elements is a mistake.
+void check_optional_input(std::string_view operation, std::string_view argument, const AnyView auto& view, const shape& expected) {
+    check_view(operation, argument, view);
+    check_optional(operation, argument, view, expected);
+}
 
 } // namespace detail
 

@@ -20,8 +20,7 @@ struct windowed {
 
     void check(const layer_inputs<scalar>& in) const {
         detail::check_grid(name, grid, in.tokens);
-        if (detail::is_given(in.context) || detail::is_given(in.value_context))
-            detail::raise(argument_error(name, "context", "is not cut into windows"));
+        detail::check_no_context(name, in, "is not cut into windows");
         layer.check({.tokens = planned_windows(in), .positions = in.positions});
         if (in.tokens.shape().batch > 0) detail::check_edges(name, grid, layer, in.positions);
     }
